@@ -1,0 +1,1 @@
+"""Hydra configuration files, shipped as package data."""

@@ -1,0 +1,1 @@
+"""Evaluation: problem suites, the sandbox that judges programs, and reports."""

@@ -1,0 +1,1 @@
+"""The framework-free engine: runs checkpoints and engine files without torch."""

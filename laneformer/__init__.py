@@ -1,0 +1,1 @@
+"""Laneformer: the architecture, its configuration and its checkpoint layout."""

@@ -1,0 +1,1 @@
+"""Training: data preparation, the trainer and its command line."""
