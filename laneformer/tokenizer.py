@@ -1,0 +1,220 @@
+"""Tokenizer of a checkpoint: the `tokenizers` library plus what a folder says about special tokens.
+
+Example:
+
+    tokenizer = Tokenizer.from_folder("checkpoint")
+    ids = tokenizer.encode("def add(a, b):")      # begins with the BOS token where there is one
+    tokenizer.decode(ids)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tokenizers
+
+from laneformer.errors import TokenizerError
+
+TOKENIZER_FILE = "tokenizer.json"
+SETTINGS_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+COMMON_BOS = ("<|bos|>", "<s>", "<|begin_of_text|>", "<|startoftext|>")
+COMMON_EOS = ("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
+
+
+class Tokenizer:
+    """A ``tokenizers.Tokenizer`` with its special tokens and chat template.
+
+    ``bos_token`` and ``eos_token`` are texts of special tokens; where not given, the usual names are
+    looked up in the vocabulary.  Raises :class:`TokenizerError` for a name that is not in it.
+    """
+
+    def __init__(
+        self,
+        library_tokenizer: tokenizers.Tokenizer,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        self.library_tokenizer = library_tokenizer
+        self.bos_token = bos_token or self._first_known(COMMON_BOS)
+        self.eos_token = eos_token or self._first_known(COMMON_EOS)
+        self.chat_template = chat_template
+        self.bos_id = self._id_of("bos_token", self.bos_token)
+        self.eos_id = self._id_of("eos_token", self.eos_token)
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> Tokenizer:
+        """Read ``tokenizer.json`` and, where there, ``tokenizer_config.json`` and ``chat_template.jinja``."""
+        return cls.from_file(Path(folder) / TOKENIZER_FILE)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Tokenizer:
+        """Read a tokenizer.json; settings are taken from files beside it where there are any."""
+        path = Path(path)
+        settings: dict[str, Any] = {}
+        try:
+            text = path.read_text(encoding="utf-8")
+            settings_path = path.parent / SETTINGS_FILE
+            if settings_path.exists():
+                settings = json.loads(settings_path.read_text(encoding="utf-8"))
+            template_path = path.parent / TEMPLATE_FILE
+            if template_path.exists():
+                settings["chat_template"] = template_path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise TokenizerError(f"{path}: no such file") from None
+        except (OSError, ValueError) as error:
+            raise TokenizerError(f"{path}: cannot be read ({error})") from None
+        try:
+            return cls.from_text(text, settings)
+        except TokenizerError as error:
+            raise TokenizerError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_text(cls, text: str, settings: Mapping[str, Any] | None = None) -> Tokenizer:
+        """Build from the contents of a tokenizer.json and the values of a tokenizer_config.json."""
+        settings = settings or {}
+        try:
+            library_tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises plain Exception
+            raise TokenizerError(f"not a tokenizer.json ({error})") from None
+        return cls(
+            library_tokenizer,
+            bos_token=_token_text(settings.get("bos_token")),
+            eos_token=_token_text(settings.get("eos_token")),
+            chat_template=_default_template(settings.get("chat_template")),
+        )
+
+    def to_text(self) -> str:
+        """Contents of a tokenizer.json."""
+        return self.library_tokenizer.to_str()
+
+    def settings(self) -> dict[str, str]:
+        """Values of a tokenizer_config.json."""
+        values = {
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "chat_template": self.chat_template,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def save(self, folder: str | Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json into an existing folder."""
+        Path(folder, TOKENIZER_FILE).write_text(self.to_text(), encoding="utf-8")
+        settings = json.dumps(self.settings(), indent=1, ensure_ascii=False)
+        Path(folder, SETTINGS_FILE).write_text(settings + "\n", encoding="utf-8")
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id, added tokens included."""
+        return 1 + max(self.library_tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of the tokenizer with its special tokens: equal means same ids for every text."""
+        text = json.dumps([self.to_text(), self.bos_token, self.eos_token])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
+        """Token ids of ``text``, preceded by BOS where the tokenizer has one and ``add_bos`` is set.
+
+        Special tokens written out in the text are recognised, as chat templates need; text that must not
+        be trusted with them goes through :meth:`encode_plain`.
+        """
+        ids: list[int] = self.library_tokenizer.encode(text, add_special_tokens=False).ids
+        if add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+            ids.insert(0, self.bos_id)
+        return ids
+
+    def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of many texts, on all cores; a special token written in a text stays plain text."""
+        before = self.library_tokenizer.encode_special_tokens
+        self.library_tokenizer.encode_special_tokens = True
+        try:
+            encodings = self.library_tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
+        finally:
+            self.library_tokenizer.encode_special_tokens = before
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        return self.library_tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """Render messages (``{"role": ..., "content": ...}``) with the checkpoint's Jinja template.
+
+        Encode the result with ``add_bos=False``: templates write BOS themselves.
+        Raises :class:`TokenizerError` where there is no template or it refuses the messages.
+        """
+        if self.chat_template is None:
+            raise TokenizerError("this tokenizer has no chat template")
+        return _render(
+            self.chat_template,
+            messages=[dict(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            bos_token=self.bos_token or "",
+            eos_token=self.eos_token or "",
+        )
+
+    def check_fits(self, vocab_size: int) -> None:
+        """:class:`TokenizerError` where the tokenizer has ids that a model's vocabulary does not."""
+        if self.vocab_size > vocab_size:
+            raise TokenizerError(
+                f"the tokenizer has ids up to {self.vocab_size - 1}, the model's vocab_size is {vocab_size}: "
+                "they do not belong together"
+            )
+
+    def _first_known(self, names: Iterable[str]) -> str | None:
+        return next((name for name in names if self.library_tokenizer.token_to_id(name) is not None), None)
+
+    def _id_of(self, role: str, token: str | None) -> int | None:
+        if token is None:
+            return None
+        token_id: int | None = self.library_tokenizer.token_to_id(token)
+        if token_id is None:
+            raise TokenizerError(f"{role} {token!r} is not in the vocabulary")
+        return token_id
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token is written as text or as an object with its text under ``content``."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _default_template(value: Any) -> str | None:
+    """One template, or a list of named ones of which ``default`` is meant."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, Mapping)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _render(template: str, **values: Any) -> str:
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError:
+        raise TokenizerError("chat templates need jinja2: pip install 'laneformer[eval]'") from None
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    try:
+        return environment.from_string(template).render(**values)
+    except TemplateError as error:
+        raise TokenizerError(f"the chat template cannot be rendered: {error}") from None
