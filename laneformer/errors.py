@@ -34,3 +34,7 @@ class RequestError(LaneformerError):
 
 class EvaluationError(LaneformerError):
     """An evaluation that cannot give a right number: missing problems, too few samples, ..."""
+
+
+class TrainingError(LaneformerError):
+    """A run that cannot start, resume or go on: other data, another model, weights that diverged."""

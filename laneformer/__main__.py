@@ -1,0 +1,5 @@
+"""``python -m laneformer`` is the ``laneformer`` command."""
+
+from laneformer.cli import main
+
+raise SystemExit(main())

