@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import hydra
@@ -23,6 +24,13 @@ from train.data.prepare import prepare
 
 EXIT_USER_ERROR = 2
 Typed = TypeVar("Typed")
+
+
+@dataclass
+class PrepareConfig:
+    """The configuration of ``laneformer prepare``: the ``data`` section alone."""
+
+    data: DataConfig = field(default_factory=DataConfig)
 
 
 def run_train(overrides: Sequence[str]) -> int:
@@ -43,7 +51,7 @@ def _train(values: DictConfig) -> None:
 
 
 def _prepare(values: DictConfig) -> None:
-    dataset = prepare(_typed(values["data"], DataConfig))
+    dataset = prepare(_typed(values, PrepareConfig).data)
     for name in ("train", "validation"):
         split = dataset.split(name)
         print(f"{name}: {split.num_documents:,} documents, {split.num_tokens:,} tokens")
@@ -60,7 +68,7 @@ def _typed(values: DictConfig, kind: type[Typed]) -> Typed:
 def _with_hydra(name: str, overrides: Sequence[str], task: Callable[[DictConfig], None]) -> int:
     store = ConfigStore.instance()
     store.store(name="train_schema", node=TrainConfig)
-    store.store(group="data", name="schema", node=DataConfig)
+    store.store(name="prepare_schema", node=PrepareConfig)
 
     def job(values: DictConfig) -> None:
         try:

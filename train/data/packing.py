@@ -124,7 +124,7 @@ def _cut(split: TokenSplit, starts: Sequence[int], length: int, end: int) -> Bat
         input_ids[row, :size] = tokens[:size]
         document_ids[row, :size] = documents[:size]
         same_document = documents[1:] == documents[:-1]
-        labels[row, : len(tokens) - 1] = np.where(same_document, tokens[1:], IGNORED_LABEL)
+        labels[row, : len(tokens) - 1] = np.where(same_document, tokens[1:].astype(np.int64), IGNORED_LABEL)
     return Batch(input_ids, labels, document_ids)
 
 
