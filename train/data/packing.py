@@ -118,7 +118,8 @@ def _cut(split: TokenSplit, starts: Sequence[int], length: int, end: int) -> Bat
         if start >= end:
             continue
         stop = min(start + length, end)
-        tokens = split.read(start, min(stop + 1, end))  # one more, the label of the last
+        # One more token, the label of the last; signed, since labels are.
+        tokens = split.read(start, min(stop + 1, end)).astype(np.int64)
         documents = _documents_of(split, start, len(tokens))
         size = stop - start
         input_ids[row, :size] = tokens[:size]
