@@ -116,7 +116,9 @@ class NumpyBackend(StepwiseBackend):
 
     def _feed_forward(self, layer: LayerWeights, normed: np.ndarray) -> np.ndarray:
         """SwiGLU of each lane; returns ``[lane, position, hidden]`` partials."""
-        gate, up = np.split(lane_linear(normed, layer.gate_up), 2, axis=-1)
+        gate_up = lane_linear(normed, layer.gate_up)
+        units = gate_up.shape[-1] // 2
+        gate, up = gate_up[..., :units], gate_up[..., units:]
         return lane_linear(gate / (1 + np.exp(-gate)) * up, layer.down)
 
     def _logits(self, residual: np.ndarray) -> np.ndarray:
