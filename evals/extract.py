@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import warnings
 
-_FENCE = re.compile(r"^[ \t]*```[^\n]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*$", re.MULTILINE)
 _KEPT_STATEMENTS = (
     ast.FunctionDef,
     ast.AsyncFunctionDef,
@@ -19,7 +20,6 @@ _KEPT_STATEMENTS = (
     ast.Import,
     ast.ImportFrom,
     ast.Assign,
-    ast.AnnAssign,
     ast.AugAssign,
 )
 
@@ -35,7 +35,7 @@ def extract_program(prompt: str, completion: str, entry_point: str) -> str | Non
     if blocks:
         context = _context(prompt, entry_point)
         for block in reversed(blocks):
-            program = _longest_program(context, block, entry_point)
+            program = _longest_program(context, textwrap.dedent(block), entry_point)
             if program is not None:
                 return program
     for text in (completion, *reversed(blocks)):
@@ -47,11 +47,17 @@ def extract_program(prompt: str, completion: str, entry_point: str) -> str | Non
 
 def _fenced_blocks(completion: str) -> list[str]:
     """The insides of ``` blocks, in order; the last may be cut off, without its closing fence."""
-    fences = list(_FENCE.finditer(completion))
-    blocks = []
-    for number in range(0, len(fences), 2):
-        end = fences[number + 1].start() if number + 1 < len(fences) else len(completion)
-        blocks.append(completion[fences[number].end() + 1 : end])
+    blocks: list[str] = []
+    begin: int | None = None
+    for fence in _FENCE.finditer(completion):
+        if begin is not None:
+            blocks.append(completion[begin : fence.start()])
+        # A fence that names a language opens a block, also when one seems to be open: the
+        # completion may have begun inside of one.
+        opens = begin is None or bool(fence.group(1))
+        begin = fence.end() + 1 if opens else None
+    if begin is not None:
+        blocks.append(completion[begin:])
     return blocks
 
 
@@ -101,6 +107,13 @@ def _has_body(node: ast.stmt, entry_point: str) -> bool:
     )
 
 
+def _may_follow(node: ast.stmt) -> bool:
+    """Whether ``node`` belongs to a program when it stands after the function."""
+    if isinstance(node, ast.AnnAssign):
+        return node.value is not None  # Without one it is prose: "Note: ..." parses as an annotation.
+    return isinstance(node, _KEPT_STATEMENTS)
+
+
 def _pruned(source: str, tree: ast.Module, entry_point: str) -> str | None:
     """``source`` without the statements that must not follow the function; None without a body."""
     complete = False
@@ -111,7 +124,7 @@ def _pruned(source: str, tree: ast.Module, entry_point: str) -> str | None:
         decorators = getattr(node, "decorator_list", [])
         start = min([node.lineno, *(decorator.lineno for decorator in decorators)])
         span = range(start, (node.end_lineno or node.lineno) + 1)
-        if complete and (redefined or not isinstance(node, _KEPT_STATEMENTS)):
+        if complete and (redefined or not _may_follow(node)):
             dropped.update(span)
         else:
             kept.update(span)

@@ -28,10 +28,6 @@ class LineTracker:
         """Whether the next line continues a string, a bracket or a statement."""
         return bool(self.quote) or self.depth > 0 or self._continued
 
-    def forget(self) -> None:
-        """Starts afresh, as at the beginning of a text."""
-        self.__init__()  # type: ignore[misc]
-
     def feed(self, line: str) -> None:
         """Takes one line, without its newline."""
         self._continued = False

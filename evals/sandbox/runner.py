@@ -90,7 +90,9 @@ class _Lines:
 
 
 @contextlib.contextmanager
-def _interpreter(module: str, channel: socket.socket, request: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
+def _interpreter(
+    module: str, channel: socket.socket, request: dict[str, Any]
+) -> Iterator[subprocess.Popen[bytes]]:
     """A fresh interpreter in its own session that runs ``module``'s main() on ``request``."""
     environment = {
         "PATH": os.defpath,
@@ -103,7 +105,8 @@ def _interpreter(module: str, channel: socket.socket, request: dict[str, Any]) -
     }
     if "LD_LIBRARY_PATH" in os.environ:  # Some builds of Python do not start without it.
         environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-    code = f"import sys; sys.path.insert(0, {_SOURCE_ROOT!r}); from evals.sandbox import {module}; {module}.main()"
+    start = f"from evals.sandbox import {module}; {module}.main()"
+    code = f"import sys; sys.path.insert(0, {_SOURCE_ROOT!r}); {start}"
     process = subprocess.Popen(
         # As -I, which would ignore PYTHONHASHSEED too; the environment holds no other PYTHON variable.
         [sys.executable, "-s", "-P", "-B", "-c", code],

@@ -90,7 +90,9 @@ class _Encoder:
         if kind in _ITERATORS:
             return ["iterator", self._items(value, depth)]
         if kind.__module__ == "numpy":
-            return self.encode(value.tolist() if hasattr(value, "shape") and value.shape else value.item(), depth)
+            return self.encode(
+                value.tolist() if hasattr(value, "shape") and value.shape else value.item(), depth
+            )
         raise WireError(f"a value of type {kind.__name__}")
 
     def _items(self, values: Iterable[Any], depth: int) -> list[Any]:
