@@ -1,0 +1,116 @@
+"""The ``evaluate`` command; ``laneformer evaluate`` offers the same.
+
+evaluate humaneval --model checkpoints/mine --output results/mine
+evaluate humaneval --model checkpoints/mine --samples 20 --temperature 0.8 --k 1 10
+evaluate humaneval --verify-canonical
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from evals.generate import CanonicalGenerator, EngineGenerator, Generator
+from evals.humaneval import HumanEvalResult, evaluate_humaneval
+from evals.problems import Problem, load_problems
+from laneformer.errors import EvaluationError, LaneformerError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the suites, each a sub-command with its options, to ``parser``."""
+    suites = parser.add_subparsers(dest="suite", metavar="SUITE", required=True)
+    humaneval = suites.add_parser(
+        "humaneval",
+        help="164 Python functions from their docstrings (Chen et al. 2021)",
+        description="Completes each problem's prompt, runs its tests in a sandbox and prints pass@k.",
+    )
+    add = humaneval.add_argument
+    add("--model", metavar="PATH", help="checkpoint folder or engine file")
+    add("--backend", default="auto", help="the engine's backend (default: %(default)s)")
+    add("--output", metavar="DIR", type=Path, help="write samples.jsonl and summary.json; continues a run")
+    add("--problems", metavar="FILE|NAME", help="a .jsonl or .jsonl.gz file, or a Hugging Face data set")
+    add("--limit", metavar="N", type=int, help="only the first N problems")
+    add("--samples", metavar="N", type=int, default=1, help="per problem (default: %(default)s)")
+    add("--temperature", metavar="T", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    add("--top-p", metavar="P", type=float, default=1.0, help="nucleus sampling (default: %(default)s)")
+    add("--max-new-tokens", metavar="N", type=int, default=512, help="per sample (default: %(default)s)")
+    add("--k", metavar="K", type=int, nargs="+", default=[1], help="the k of pass@k (default: 1)")
+    add("--seed", metavar="N", type=int, default=0, help="(default: %(default)s)")
+    add("--timeout", metavar="S", type=float, default=10.0, help="seconds per program (default: %(default)s)")
+    add("--memory-gb", metavar="G", type=float, default=2.0, help="GiB per process (default: %(default)s)")
+    add("--workers", metavar="N", type=int, help="programs that run at once (default: one per processor)")
+    add(
+        "--verify-canonical",
+        action="store_true",
+        help="judge the problems' own solutions instead of a model: all must pass",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs what :func:`add_arguments` has parsed; returns the exit code."""
+    if args.limit is not None and args.limit < 1:
+        raise EvaluationError(f"--limit must be at least 1, found {args.limit}")
+    if args.verify_canonical == (args.model is not None):
+        raise EvaluationError("give either --model PATH or --verify-canonical")
+    problems = load_problems(args.problems)[: args.limit]
+    result = evaluate_humaneval(
+        _generator(args, problems),
+        problems,
+        samples_per_problem=args.samples,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        max_new_tokens=args.max_new_tokens,
+        ks=args.k,
+        seed=args.seed,
+        timeout_seconds=args.timeout,
+        memory_bytes=int(args.memory_gb * (1 << 30)),
+        workers=args.workers,
+        output_dir=args.output,
+        model="canonical solutions" if args.verify_canonical else str(Path(args.model).resolve()),
+        hidden_paths=[Path(args.problems)] if args.problems is not None else [],
+    )
+    _print_result(result, len(problems))
+    if args.verify_canonical and result.status_counts["passed"] < len(result.samples):
+        wrong = [sample for sample in result.samples if sample.status != "passed"]
+        print(*(f"{sample.task_id}: {sample.status}, {sample.detail}" for sample in wrong), sep="\n")
+        return 1
+    return 0
+
+
+def _generator(args: argparse.Namespace, problems: Sequence[Problem]) -> Generator:
+    if args.verify_canonical:
+        return CanonicalGenerator(problems)
+    from infer import Engine
+
+    return EngineGenerator(Engine(args.model, backend=args.backend))
+
+
+def _print_result(result: HumanEvalResult, problems: int) -> None:
+    print(f"{problems} problems, {len(result.samples)} samples")
+    for k, value in result.pass_at_k.items():
+        print(f"  {f'pass@{k}':<10}{100 * value:>7.2f} %")
+    for status, count in result.status_counts.items():
+        print(f"  {status:<10}{count:>7}")
+    missing = [name for name, active in result.isolation.items() if not active]
+    if missing:
+        print(f"  not isolated here: {', '.join(missing)}")
+    if result.tokens_per_second is not None:
+        print(f"  {result.tokens_per_second:.1f} tokens/s")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script; returns its exit code: 2 for an error that the user can fix."""
+    parser = argparse.ArgumentParser(prog="evaluate", description="Evaluates a model.")
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    try:
+        return run(args)
+    except LaneformerError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

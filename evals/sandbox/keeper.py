@@ -1,0 +1,209 @@
+"""Keeps the untrusted program: isolates it, starts it, and afterwards leaves nothing of it behind.
+
+Started by ``runner`` as a fresh interpreter.  Three processes, from the outside in:
+
+    keeper       leaves the namespaces of the evaluation, then only waits
+    init         first process of the new process namespace; parent of all that the program starts
+    candidate    without privileges, under limits: runs the program (``candidate.serve``)
+
+Reads one JSON request on standard input.  Init writes JSON lines on standard output:
+
+    {"event": "error", "detail": ...}                 the program cannot be run here
+    {"event": "ready", "isolation": {...}}            the candidate process exists and waits
+    {"event": "ended", "code": ..., "signal": ..., "stopped": ..., "folder_kept": ...}
+
+The end comes when the candidate's process ends, or when standard input is closed ("stopped").
+Then every process that the program started is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from evals.sandbox import candidate, isolation, linux
+
+_FOLDER = "work"
+
+
+def _report(**event: Any) -> None:
+    os.write(1, json.dumps(event).encode() + b"\n")
+
+
+def _count_tasks(user: int) -> int:
+    """Threads of all processes of ``user``, which is what RLIMIT_NPROC counts."""
+    count = 0
+    for entry in os.scandir("/proc"):
+        # Processes may end while they are counted.
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and entry.stat().st_uid == user:
+                count += len(os.listdir(f"/proc/{entry.name}/task"))
+    return count
+
+
+def _limit_processes(extra: int) -> None:
+    """Allows ``extra`` processes and threads beyond those that the user has already."""
+    limit = extra
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+    # In a fresh user namespace, or as a user of our own, the count starts at zero.  Otherwise (or
+    # before Linux 5.14) all processes of the user count, and a first fork tells.
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    except BlockingIOError:
+        limit = extra + _count_tasks(os.getuid())
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
+
+
+def _limit_resources(limits: dict[str, int]) -> None:
+    for kind, value in (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, limits["cpu_seconds"]),
+        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
+        (resource.RLIMIT_NOFILE, limits["open_files"]),
+        (resource.RLIMIT_AS, limits["memory_bytes"]),
+    ):
+        resource.setrlimit(kind, (value, value))
+
+
+def _prepare_candidate(request: dict[str, Any], active: isolation.Isolation) -> socket.socket:
+    """Turns this fresh child of init into the candidate's process, ready for untrusted code."""
+    folder = request["folder"]
+    channel = socket.socket(fileno=request["channel"])
+    os.setsid()
+    # Should the machine run out of memory, this is the process to kill.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
+    isolation.become_unprivileged(active, folder, request["number"])
+    if not active.processes:
+        linux.die_with_parent(signal.SIGKILL)
+    os.mkdir(os.path.join(folder, _FOLDER))
+    os.chdir(os.path.join(folder, _FOLDER))
+    os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
+    _limit_processes(request["limits"]["processes"])
+    _limit_resources(request["limits"])
+    _report(event="ready", isolation=asdict(active))
+
+    keep = channel.fileno()
+    os.closerange(3, keep)
+    os.closerange(keep + 1, request["limits"]["open_files"])
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+    sys.path.remove(request["source_root"])
+    return channel
+
+
+def _candidate_process(request: dict[str, Any], active: isolation.Isolation) -> int:
+    """Runs the program; returns the exit code of the process."""
+    try:
+        channel = _prepare_candidate(request, active)
+    except Exception as error:
+        _report(event="error", detail=isolation.describe(error))
+        return 1
+    try:
+        candidate.serve(channel, request["program"], request["entry_point"])
+    except SystemExit as error:
+        if error.code is None:
+            return 0
+        return error.code & 0xFF if isinstance(error.code, int) else 1
+    return 0
+
+
+def _descendants() -> list[int]:
+    """Process ids below this process, from /proc."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+                # The command's name, in parentheses, may hold spaces and parentheses itself.
+                parent = int(stat.read().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(name))
+    found: list[int] = []
+    pending = [os.getpid()]
+    while pending:
+        below = children.get(pending.pop(), [])
+        found += below
+        pending += below
+    return found
+
+
+def _kill_all(active: isolation.Isolation) -> None:
+    """Kills and reaps every descendant, also those in sessions of their own."""
+    while True:
+        if active.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        else:
+            # Orphans come to this process (adopt_orphans), so none escapes; forks are few
+            # (RLIMIT_NPROC), so the killing overtakes them.
+            for process in _descendants():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG if not active.processes else 0) != (0, 0):
+                pass
+        except ChildProcessError:
+            return
+
+
+def _init_process(request: dict[str, Any], active: isolation.Isolation, private_mounts: bool) -> None:
+    """Starts the candidate, waits for its end or the runner's word, and cleans up."""
+    # The first process of a namespace gets only signals that it has handlers for; have none.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    linux.die_with_parent(signal.SIGKILL)
+    linux.forbid_tracing()
+    if not active.processes:
+        linux.adopt_orphans()
+    if private_mounts:
+        isolation.set_up_mounts(active, request["folder"], request["hidden"])
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = _candidate_process(request, active)
+        finally:
+            # Whatever happened, no untrusted code may return into the code of init.
+            os._exit(code)
+    os.close(request["channel"])
+    child_descriptor = os.pidfd_open(child)
+    readable, _, _ = select.select([0, child_descriptor], [], [])
+    stopped = child_descriptor not in readable
+    if stopped:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    _kill_all(active)
+    _report(
+        event="ended",
+        code=os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else None,
+        signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+        stopped=stopped,
+        folder_kept=os.path.isdir(os.path.join(request["folder"], _FOLDER)),
+    )
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.buffer.readline())
+    request["number"] = os.getpid()
+    active = isolation.Isolation()
+    private_mounts = request["namespaces"] and isolation.enter_namespaces(active)
+    init = os.fork()
+    if init == 0:
+        try:
+            _init_process(request, active, private_mounts)
+        except BaseException as error:
+            _report(event="error", detail=isolation.describe(error))
+        os._exit(0)
+    os.close(request["channel"])
+    os.waitpid(init, 0)

@@ -1,0 +1,286 @@
+"""Judges one program against one problem, from outside the processes that do it.
+
+    sandbox = Sandbox(Limits(timeout_seconds=10.0))
+    verdict = sandbox.run(program, problem)      # Verdict(status="passed", detail="", seconds=0.02)
+
+Two fresh interpreters meet over a socket: the keeper's side runs the program, the judge's side the
+tests (see ``docs/evaluation.md``).  Nothing here keeps state between programs; call from as many
+threads as there are processors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import math
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from evals.problems import Problem
+from evals.sandbox.removal import remove_tree
+from laneformer.errors import EvaluationError
+
+Status = Literal["passed", "failed", "timeout", "memory", "crashed", "no-code"]
+STATUSES: tuple[Status, ...] = ("passed", "failed", "timeout", "memory", "crashed", "no-code")
+
+_SOURCE_ROOT = str(Path(__file__).resolve().parents[2])
+_START_SECONDS = 60.0
+_STOP_SECONDS = 10.0
+# What a fair judge needs beyond the largest value that the candidate may send it.
+_JUDGE_EXTRA_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one program may use."""
+
+    timeout_seconds: float = 10.0
+    """Wall-clock time for the program and all its tests, from when its process is ready."""
+    memory_bytes: int = 2 << 30
+    """Address space of each process."""
+    file_bytes: int = 64 << 20
+    """Size of each file."""
+    processes: int = 16
+    """Processes and threads."""
+    open_files: int = 64
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one program fared: a status, one line saying why, and wall-clock seconds."""
+
+    status: Status
+    detail: str
+    seconds: float
+
+
+class _Lines:
+    """Reads JSON lines from a pipe with a deadline."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._descriptor = pipe.fileno()
+        self._buffer = b""
+
+    def next(self, deadline: float) -> dict[str, Any] | None:
+        """The next line; None at the end of the pipe; TimeoutError after ``deadline`` (monotonic)."""
+        while b"\n" not in self._buffer:
+            remaining = deadline - time.monotonic()
+            poller = select.poll()  # Not select(): descriptors of a training run may exceed 1023.
+            poller.register(self._descriptor, select.POLLIN)
+            if remaining <= 0 or not poller.poll(math.ceil(remaining * 1000)):
+                raise TimeoutError
+            data = os.read(self._descriptor, 65536)
+            if not data:
+                return None
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return dict(json.loads(line))
+
+
+@contextlib.contextmanager
+def _interpreter(
+    module: str, channel: socket.socket, request: dict[str, Any]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A fresh interpreter in its own session that runs ``module``'s main() on ``request``."""
+    environment = {
+        "PATH": os.defpath,
+        "LANG": "C.UTF-8",
+        # The order of sets of strings must not decide whether a program passes.
+        "PYTHONHASHSEED": "0",
+        # numpy would start a thread per processor, against the limit on processes.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    if "LD_LIBRARY_PATH" in os.environ:  # Some builds of Python do not start without it.
+        environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    start = f"from evals.sandbox import {module}; {module}.main()"
+    code = f"import sys; sys.path.insert(0, {_SOURCE_ROOT!r}); {start}"
+    process = subprocess.Popen(
+        # As -I, which would ignore PYTHONHASHSEED too; the environment holds no other PYTHON variable.
+        [sys.executable, "-s", "-P", "-B", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env=environment,
+        pass_fds=(channel.fileno(),),
+        start_new_session=True,
+    )
+    channel.close()
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):  # It ended early; its silence tells.
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        process.wait()
+
+
+class Sandbox:
+    """Runs programs under ``limits``.
+
+    ``hidden_paths`` are files and folders that programs must not see, such as the problems' own
+    solutions; they are hidden where the kernel permits private mounts.  ``namespaces=False`` does
+    without namespaces, as on kernels that do not permit them.
+    """
+
+    def __init__(
+        self, limits: Limits | None = None, *, hidden_paths: Sequence[Path] = (), namespaces: bool = True
+    ) -> None:
+        if sys.platform != "linux":
+            raise EvaluationError(f"the sandbox needs Linux, and this is {sys.platform}")
+        self.limits = limits or Limits()
+        self._hidden = [str(path.resolve()) for path in hidden_paths if path.exists()]
+        self._namespaces = namespaces
+
+    def run(self, program: str | None, problem: Problem) -> Verdict:
+        """Judges ``program``; None stands for a completion without code.
+
+        Raises EvaluationError when no program can be judged here, or the problem's tests are broken.
+        """
+        if program is None:
+            return Verdict("no-code", "the completion holds no definition of the function", 0.0)
+        return self._run(program, problem)[0]
+
+    def isolation(self) -> dict[str, bool]:
+        """Which kinds of isolation are active on this machine, by the names of ``Isolation``'s fields."""
+        problem = Problem("probe", "def probe():\n", "probe", "def check(candidate):\n    candidate()\n", "")
+        verdict, active = self._run("def probe():\n    pass\n", problem)
+        if verdict.status != "passed":
+            raise EvaluationError(f"the sandbox does not work here: {verdict.status}, {verdict.detail}")
+        return active
+
+    def _run(self, program: str, problem: Problem) -> tuple[Verdict, dict[str, bool]]:
+        folder = tempfile.mkdtemp(prefix="evaluate-")
+        try:
+            return self._run_in(folder, program, problem)
+        finally:
+            remove_tree(folder)
+
+    def _run_in(self, folder: str, program: str, problem: Problem) -> tuple[Verdict, dict[str, bool]]:
+        limits = self.limits
+        nonce = secrets.token_hex(16)
+        candidate_channel, judge_channel = socket.socketpair()
+        cpu_seconds = math.ceil(limits.timeout_seconds) + 2
+        keeper_request = {
+            "source_root": _SOURCE_ROOT,
+            "folder": folder,
+            "hidden": self._hidden,
+            "namespaces": self._namespaces,
+            "channel": candidate_channel.fileno(),
+            "program": program,
+            "entry_point": problem.entry_point,
+            "limits": {
+                "cpu_seconds": cpu_seconds,
+                "memory_bytes": limits.memory_bytes,
+                "file_bytes": limits.file_bytes,
+                "processes": limits.processes,
+                "open_files": limits.open_files,
+            },
+        }
+        judge_request = {
+            "channel": judge_channel.fileno(),
+            "preamble": preamble(problem),
+            "tests": problem.test,
+            "entry_point": problem.entry_point,
+            "nonce": nonce,
+            "cpu_seconds": cpu_seconds,
+            "memory_bytes": limits.memory_bytes + _JUDGE_EXTRA_BYTES,
+        }
+        with (
+            candidate_channel,
+            judge_channel,
+            _interpreter("keeper", candidate_channel, keeper_request) as keeper,
+            _interpreter("judge", judge_channel, judge_request) as judge,
+        ):
+            assert keeper.stdin is not None and keeper.stdout is not None and judge.stdout is not None
+            events = _Lines(keeper.stdout)
+            active = _wait_until_ready(events)
+            start = time.monotonic()
+            try:
+                report = _Lines(judge.stdout).next(start + limits.timeout_seconds)
+            except TimeoutError:
+                report = {"outcome": "timeout", "detail": f"longer than {limits.timeout_seconds:g} s"}
+            seconds = time.monotonic() - start
+            keeper.stdin.close()
+            try:
+                ended = events.next(time.monotonic() + _STOP_SECONDS)
+            except TimeoutError:
+                ended = None
+        if report is not None and report["outcome"] == "broken":
+            raise EvaluationError(f"{problem.task_id} cannot be judged: {report['detail']}")
+        status, detail = _decide(report, ended, nonce)
+        return Verdict(status, detail, seconds), active
+
+
+def _wait_until_ready(events: _Lines) -> dict[str, bool]:
+    try:
+        event = events.next(time.monotonic() + _START_SECONDS)
+    except TimeoutError:
+        raise EvaluationError(f"the sandbox did not start within {_START_SECONDS:g} s") from None
+    if event is None:
+        raise EvaluationError("the sandbox ended before it ran the program")
+    if event["event"] != "ready":
+        raise EvaluationError(f"the sandbox cannot run programs here: {event['detail']}")
+    return dict(event["isolation"])
+
+
+def _decide(report: dict[str, Any] | None, ended: dict[str, Any] | None, nonce: str) -> tuple[Status, str]:
+    """The status and its reason, from what the judge reported and how the candidate's process ended."""
+    if report is None:
+        return "failed", "the tests ended without a verdict on this program's answers"
+    outcome, detail = report["outcome"], report.get("detail", "")
+    if outcome == "gone":
+        return _how_it_ended(ended)
+    folder_kept = ended is not None and ended["folder_kept"]
+    if outcome in ("passed", "failed") and ended is not None and not folder_kept:
+        return "failed", "the program deleted its temporary folder"
+    if outcome == "passed":
+        if not folder_kept or not hmac.compare_digest(str(report.get("nonce")), nonce):
+            return "crashed", "the program interfered with the processes that watch it"
+        return "passed", ""
+    return outcome, detail
+
+
+def _how_it_ended(ended: dict[str, Any] | None) -> tuple[Status, str]:
+    if ended is None:
+        return "crashed", "the program ended its process and those that watch it"
+    if ended["stopped"]:
+        return "crashed", "the program closed its connection"
+    if ended["signal"] is None:
+        return "crashed", f"the program ended its process with exit code {ended['code']}"
+    if ended["signal"] == signal.SIGXCPU:
+        return "timeout", "more processor time than allowed"
+    return "crashed", f"the program's process was killed by {signal.Signals(ended['signal']).name}"
+
+
+def preamble(problem: Problem) -> str:
+    """The problem's prompt as code that the tests can run first, for the helpers that it defines.
+
+    Ends in a stub of the entry point.  Empty when the prompt alone cannot be made to parse.
+    """
+    for text in (problem.prompt, problem.prompt.rstrip() + "\n    pass\n"):
+        try:
+            compile(text, "<prompt>", "exec", dont_inherit=True)
+        except SyntaxError:
+            continue
+        return text
+    return ""
