@@ -29,15 +29,17 @@ NEW_TOKENS = 48
 
 def main() -> int:
     """Run the chain; returns 1 where the engine's tokens differ from PyTorch's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=150, help="optimizer steps of 4,096 tokens")
     parser.add_argument("--limit", type=int, default=164, help="HumanEval problems")
     arguments = parser.parse_args()
     started = time.perf_counter()
 
     heading("1. Data and training: an 8-lane, delay-2 Laneformer on this machine's Python files")
-    run("laneformer", "train", "name=demo", f"run_dir={RUN}", "data.folder=data/demo", f"steps={arguments.steps}",
-        "optimizer.learning_rate=3e-3", "schedule.warmup_steps=20", "schedule.decay_fraction=0.4",
+    run("laneformer", "train", "name=demo", f"run_dir={RUN}", "data.folder=data/demo",
+        f"steps={arguments.steps}", "optimizer.learning_rate=3e-3", "schedule.warmup_steps=20", "schedule.decay_fraction=0.4",
         "checkpoint.every=50", "held_out.every=50", "held_out.max_tokens=100000")  # fmt: skip
 
     heading("2. HumanEval: does what it writes pass the tests?")

@@ -157,14 +157,14 @@ class TrainConfig:
             "schedule.decay_fraction": self.schedule.decay_fraction,
             "schedule.final_ratio": self.schedule.final_ratio,
         }
-        for name, value in at_least_one.items():
-            _require(value >= 1, name, value, "at least 1")
-        for name, value in not_negative.items():
-            _require(value >= 0, name, value, "zero or more")
-        for name, value in positive.items():
-            _require(value > 0, name, value, "above zero")
-        for name, value in fractions.items():
-            _require(0 <= value <= 1, name, value, "between 0 and 1")
+        for name, count in at_least_one.items():
+            _require(count >= 1, name, count, "at least 1")
+        for name, amount in not_negative.items():
+            _require(amount >= 0, name, amount, "zero or more")
+        for name, amount in positive.items():
+            _require(amount > 0, name, amount, "above zero")
+        for name, fraction in fractions.items():
+            _require(0 <= fraction <= 1, name, fraction, "between 0 and 1")
         for name, beta in (("beta1", self.optimizer.beta1), ("beta2", self.optimizer.beta2)):
             _require(0 <= beta < 1, f"optimizer.{name}", beta, "at least 0 and below 1")
         _require(self.stop_after is None or self.stop_after >= 1, "stop_after", self.stop_after, "at least 1")

@@ -71,7 +71,7 @@ def optimizer_step(
     optimizer.zero_grad(set_to_none=True)
     for batch in micro_batches:
         loss = sum_of_losses(batch) / max(targets, 1)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total += float(loss.detach())
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), max_gradient_norm))
     finite = math.isfinite(total) and math.isfinite(norm)

@@ -1,0 +1,98 @@
+"""Special tokens, chat templates and fingerprints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.tiny_models import byte_level_tokenizer
+
+from laneformer.errors import TokenizerError
+from laneformer.tokenizer import Tokenizer
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "[{{ message.role }}] {{ message.content }}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def test_bos_is_added_once_and_only_if_asked() -> None:
+    tokenizer = byte_level_tokenizer()
+    ids = tokenizer.encode("hel")
+    assert ids[0] == tokenizer.bos_id
+    assert tokenizer.encode("hel", add_bos=False) == ids[1:]
+    assert tokenizer.encode("<s>hel") == ids
+
+
+def test_plain_encoding_does_not_obey_the_text() -> None:
+    tokenizer = byte_level_tokenizer()
+    (ids,) = tokenizer.encode_plain(["a</s>b"])
+    assert tokenizer.eos_id not in ids
+    assert tokenizer.decode(ids) == "a</s>b"
+    assert tokenizer.eos_id in tokenizer.encode("a</s>b")
+
+
+def test_saved_folder_is_read_back(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer(chat_template=TEMPLATE)
+    tokenizer.save(tmp_path)
+    loaded = Tokenizer.from_folder(tmp_path)
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.chat_template == TEMPLATE
+    assert (loaded.bos_token, loaded.eos_token) == ("<s>", "</s>")
+
+
+def test_fingerprint_knows_the_special_tokens(tmp_path: Path) -> None:
+    byte_level_tokenizer().save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "</s>"}}))
+    loaded = Tokenizer.from_folder(tmp_path)
+    assert loaded.bos_token == "</s>"
+    assert loaded.fingerprint != byte_level_tokenizer().fingerprint
+
+
+def test_chat_template_forms(tmp_path: Path) -> None:
+    byte_level_tokenizer().save(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    expected = "<s>[user] hello\n[assistant] "
+    settings.write_text(json.dumps({"chat_template": TEMPLATE}))
+    assert Tokenizer.from_folder(tmp_path).apply_chat_template(MESSAGES) == expected
+    named = [{"name": "tool", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+    settings.write_text(json.dumps({"chat_template": named}))
+    assert Tokenizer.from_folder(tmp_path).apply_chat_template(MESSAGES) == expected
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert Tokenizer.from_folder(tmp_path).apply_chat_template(MESSAGES) == "hello"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "no chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{% for", "cannot be rendered"),
+        ("{{ messages.append(1) }}", "cannot be rendered"),
+    ],
+)
+def test_template_errors(template: str | None, message: str) -> None:
+    with pytest.raises(TokenizerError, match=message):
+        byte_level_tokenizer(chat_template=template).apply_chat_template(MESSAGES)
+
+
+def test_unusable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: no such file"):
+        Tokenizer.from_folder(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: not a tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+    byte_level_tokenizer().save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    with pytest.raises(TokenizerError, match="eos_token '<end>' is not in the vocabulary"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_larger_tokenizer_does_not_fit() -> None:
+    tokenizer = byte_level_tokenizer()
+    tokenizer.check_fits(tokenizer.vocab_size)
+    with pytest.raises(TokenizerError, match="do not belong together"):
+        tokenizer.check_fits(tokenizer.vocab_size - 1)
