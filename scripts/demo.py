@@ -39,8 +39,9 @@ def main() -> int:
 
     heading("1. Data and training: an 8-lane, delay-2 Laneformer on this machine's Python files")
     run("laneformer", "train", "name=demo", f"run_dir={RUN}", "data.folder=data/demo",
-        f"steps={arguments.steps}", "optimizer.learning_rate=3e-3", "schedule.warmup_steps=20", "schedule.decay_fraction=0.4",
-        "checkpoint.every=50", "held_out.every=50", "held_out.max_tokens=100000")  # fmt: skip
+        f"steps={arguments.steps}", "optimizer.learning_rate=3e-3", "schedule.warmup_steps=20",
+        "schedule.decay_fraction=0.4", "checkpoint.every=50", "held_out.every=50",
+        "held_out.max_tokens=100000")  # fmt: skip
 
     heading("2. HumanEval: does what it writes pass the tests?")
     run("evaluate", "humaneval", "--model", f"{RUN}/last", "--output", f"{RUN}/humaneval_final",

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.tiny_models import RandomWeights, tiny_config, write_checkpoint
 
 from laneformer import LaneformerForCausalLM
 from laneformer.checkpoint import Checkpoint
 from laneformer.errors import CheckpointError, LaneformerError
 from laneformer.parameters import parameter_shapes
 from laneformer.tensors import bfloat16_to_float32, float32_to_bfloat16
+from tests.tiny_models import RandomWeights, tiny_config, write_checkpoint
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.plain_reference import reference_logits
-from tests.tiny_models import RandomWeights, tiny_config, write_checkpoint
 
 from laneformer import LaneformerForCausalLM
 from laneformer.config import RopeScaling
 from laneformer.errors import RequestError
 from laneformer.key_value_cache import KeyValueCache
+from tests.plain_reference import reference_logits
+from tests.tiny_models import RandomWeights, tiny_config, write_checkpoint
 
 IDS = [3, 17, 250, 9, 9, 41, 300, 5, 77, 120, 3, 17, 8, 1, 66]
 SCALING = RopeScaling(8.0, 1.0, 4.0, 32)

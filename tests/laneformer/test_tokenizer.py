@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.tiny_models import byte_level_tokenizer
 
 from laneformer.errors import TokenizerError
 from laneformer.tokenizer import Tokenizer
+from tests.tiny_models import byte_level_tokenizer
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"

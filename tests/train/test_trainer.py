@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from tests.tiny_models import tiny_config
 
 from infer import Engine
 from laneformer import LaneformerForCausalLM
 from laneformer.errors import ConfigError, LaneformerError, TrainingError
+from tests.tiny_models import tiny_config
 from train.config import HeldOutConfig, LogConfig, SamplesConfig, ScheduleConfig
 from train.data.packing import Batch, HeldOutBatches
 from train.data.shards import TokenDataset
