@@ -132,7 +132,7 @@ class Engine:
         """Stop strings, and stop sequences of token ids, those of the model among them."""
         strings: list[str] = []
         sequences: list[tuple[int, ...]] = [(token_id,) for token_id in self._end_of_text_ids()]
-        for entry in (stop,) if isinstance(stop, str | int) else stop:
+        for entry in (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else stop:
             if isinstance(entry, str):
                 strings.append(entry)
             elif isinstance(entry, Iterable):
