@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -244,6 +245,19 @@ def test_tied_copies_are_dropped(tmp_path: Path) -> None:
     assert "lm_head.weight" not in EngineFile(export_engine_file(source, tmp_path / "out").path).names
     with safe_open(tmp_path / "out", "np") as file:
         assert "lm_head.weight" not in file.keys()  # noqa: SIM118
+
+
+def test_memory_is_that_of_a_few_tensors(tmp_path: Path) -> None:
+    config = tiny_config(num_hidden_layers=24, hidden_size=64, intermediate_size=256)
+    source = write_checkpoint(tmp_path / "source", config)
+    largest = max(Checkpoint(source).raw(name).nbytes for name in Checkpoint(source).names)
+    tracemalloc.start()
+    try:
+        size = export_engine_file(source, tmp_path / "out", dtype="bfloat16").size
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 12 * largest < size  # rounding to bfloat16 takes several arrays of the tensor's size
 
 
 def test_mode_of_the_file_is_the_usual_one(engine_file: Path, tmp_path: Path) -> None:
