@@ -48,8 +48,8 @@ class GeneratedToken:
 class Engine:
     """Answers one request at a time for one model.
 
-    ``backend`` is the back end and ``backend_name`` its name; ``tokenizer`` is None where the model has none, and the engine
-    then works on token ids only.  Raises :class:`CheckpointError`, :class:`ConfigError`,
+    ``backend`` is the back end and ``backend_name`` its name; ``tokenizer`` is None where the model has
+    none, and the engine then works on token ids only.  Raises :class:`CheckpointError`, :class:`ConfigError`,
     :class:`TokenizerError` for a model that cannot be read, :class:`RequestError` for an unknown back end.
     """
 

@@ -104,9 +104,7 @@ def test_types(checkpoint: Path, tmp_path: Path, dtype: str) -> None:
 
 def test_mixed_types_are_kept_aligned_and_widened(tmp_path: Path) -> None:
     # An odd number of 16-bit values first would put the float32 after it on an odd place.
-    config = tiny_config(
-        hidden_size=40, num_attention_heads=4, num_lanes=1, vocab_size=5, intermediate_size=3
-    )
+    config = tiny_config(hidden_size=33, head_dim=4, vocab_size=5)
     dtypes = {"model.tok_embeddings.weight": "bfloat16", "model.norm.weight": "float16"}
     source = write_checkpoint(tmp_path / "mixed", config, dtypes=dtypes)
     kept = EngineFile(export_engine_file(source, tmp_path / "kept").path)

@@ -96,6 +96,13 @@ def test_greedy_takes_the_lowest_of_equals_and_ignores_truncation() -> None:
     assert {sampler.choose(LOGITS)[0] for _ in range(5)} == {1}
 
 
+def test_top_k_and_top_p_take_the_lowest_of_many_equals() -> None:
+    logits = np.tile(np.array([0.0, 1.0], dtype=np.float32), 500)  # long enough for an unstable sort to show
+    for values in ({"top_k": 5}, {"top_p": 0.0063}):
+        ids, _ = distribution(logits, request(token_ids=(0,), temperature=1.0, **values))
+        assert ids.tolist() == [1, 3, 5, 7, 9]
+
+
 def test_repetition_penalty_over_prompt_and_generated_tokens() -> None:
     logits = np.array([2.0, 1.9, -1.0, -1.1, 0.5], dtype=np.float32)
     sampler = Sampler(request(token_ids=(0, 2), repetition_penalty=2.0), len(logits))
