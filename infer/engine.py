@@ -7,7 +7,7 @@ for token in engine.generate(engine.tokenizer.encode("def add"), max_new_tokens=
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +91,7 @@ class Engine:
         repetition_penalty: float = 1.0,
         seed: int = 0,
         stop: Stop | Iterable[Stop] = (),
-    ) -> Iterator[GeneratedToken]:
+    ) -> Generator[GeneratedToken, None, None]:
         """Tokens as they are generated; see :mod:`infer.sampling` for what the parameters do.
 
         ``stop`` takes texts, token ids and sequences of token ids; neither they nor an end-of-text token
@@ -113,7 +113,7 @@ class Engine:
         request.check_fits(self.config)
         return self._run(request, OutputText(self.tokenizer, strings, sequences))
 
-    def _run(self, request: Request, output: OutputText) -> Iterator[GeneratedToken]:
+    def _run(self, request: Request, output: OutputText) -> Generator[GeneratedToken, None, None]:
         limit = request.new_token_limit(self.config)
         with closing(self.backend.decode(request)) as tokens:  # closing is how a back end is cancelled
             for count, (token_id, logprob) in enumerate(tokens, start=1):

@@ -142,7 +142,7 @@ def test_closing_cancels() -> None:
     tokens = engine.generate([1], max_new_tokens=50)
     assert next(tokens) == GeneratedToken(TOKENIZER.encode("h", add_bos=False)[0], "h", -1.0)
     assert not engine.backend.closed  # type: ignore[attr-defined]
-    tokens.close()  # type: ignore[attr-defined]
+    tokens.close()
     assert engine.backend.closed  # type: ignore[attr-defined]
 
 
