@@ -7,7 +7,7 @@ for token in engine.generate(engine.tokenizer.encode("def add"), max_new_tokens=
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +48,8 @@ class GeneratedToken:
 class Engine:
     """Answers one request at a time for one model.
 
-    ``backend_name`` is the back end's name; ``tokenizer`` is None where the model has none, and the engine
-    then works on token ids only.  Raises :class:`CheckpointError`, :class:`ConfigError`,
+    ``backend`` is the back end and ``backend_name`` its name; ``tokenizer`` is None where the model has
+    none, and the engine then works on token ids only.  Raises :class:`CheckpointError`, :class:`ConfigError`,
     :class:`TokenizerError` for a model that cannot be read, :class:`RequestError` for an unknown back end.
     """
 
@@ -91,7 +91,7 @@ class Engine:
         repetition_penalty: float = 1.0,
         seed: int = 0,
         stop: Stop | Iterable[Stop] = (),
-    ) -> Iterator[GeneratedToken]:
+    ) -> Generator[GeneratedToken, None, None]:
         """Tokens as they are generated; see :mod:`infer.sampling` for what the parameters do.
 
         ``stop`` takes texts, token ids and sequences of token ids; neither they nor an end-of-text token
@@ -113,7 +113,7 @@ class Engine:
         request.check_fits(self.config)
         return self._run(request, OutputText(self.tokenizer, strings, sequences))
 
-    def _run(self, request: Request, output: OutputText) -> Iterator[GeneratedToken]:
+    def _run(self, request: Request, output: OutputText) -> Generator[GeneratedToken, None, None]:
         limit = request.new_token_limit(self.config)
         with closing(self.backend.decode(request)) as tokens:  # closing is how a back end is cancelled
             for count, (token_id, logprob) in enumerate(tokens, start=1):
@@ -132,7 +132,7 @@ class Engine:
         """Stop strings, and stop sequences of token ids, those of the model among them."""
         strings: list[str] = []
         sequences: list[tuple[int, ...]] = [(token_id,) for token_id in self._end_of_text_ids()]
-        for entry in (stop,) if isinstance(stop, str | int) else stop:
+        for entry in (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else stop:
             if isinstance(entry, str):
                 strings.append(entry)
             elif isinstance(entry, Iterable):

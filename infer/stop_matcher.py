@@ -27,10 +27,13 @@ class StopMatcher(Generic[Piece]):
     def push(self, piece: Piece) -> tuple[Piece, bool]:
         """What can be let through now, and whether a stop sequence has been found."""
         held = self._held + piece
-        found = [place for stop in self._stops if (place := _find(held, stop)) is not None]
+        found = [
+            (start + len(stop), start) for stop in self._stops if (start := _find(held, stop)) is not None
+        ]
         if found:
+            # The one that ends first, as if the input had come one by one; of those, the longest.
             self._held = self._nothing
-            return held[: min(found)], True
+            return held[: min(found)[1]], True
         keep = max((_overlap(held, stop) for stop in self._stops), default=0)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep], False

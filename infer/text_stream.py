@@ -7,7 +7,8 @@ which shows as U+FFFD at the end of the text.  A byte-fallback tokenizer (Llama 
 tokens into text if the whole run is UTF-8, and into one U+FFFD per byte if not, so the run's first
 characters are unknown until it has ended.  And the space before the very first word is dropped.  So text
 is held back while it ends in U+FFFD or in a byte token, and new ids are decoded behind one id of context.
-(``tokenizers``' own ``DecodeStream`` shows a run's characters before the run has ended, and has no flush.)
+(``tokenizers``' own ``DecodeStream`` shows a run's characters before the run has ended, raises when the
+run then breaks, and has no flush.)
 """
 
 from __future__ import annotations
