@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_models import byte_level_tokenizer, tiny_config, write_checkpoint
+
+from tests.tiny_models import byte_level_tokenizer, tiny_config, write_checkpoint
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import ScriptedBackend, byte_fallback_tokenizer, byte_level_tokenizer, tiny_config
 
 from infer import Engine, GeneratedToken
 from infer.backends import backend_names, select_backend
 from laneformer.errors import CheckpointError, ConfigError, LaneformerError, RequestError, TokenizerError
+from tests.tiny_models import ScriptedBackend, byte_fallback_tokenizer, byte_level_tokenizer, tiny_config
 
 TOKENIZER = byte_level_tokenizer()
 EOS = TOKENIZER.eos_id

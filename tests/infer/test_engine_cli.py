@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_models import byte_fallback_tokenizer, tiny_config, write_checkpoint
 
 from infer import Engine, cli
 from infer.engine_file import EngineFile
 from laneformer.errors import CheckpointError, RequestError, TokenizerError
+from tests.tiny_models import byte_fallback_tokenizer, tiny_config, write_checkpoint
 
 
 def run(command: str, *arguments: object) -> int:

@@ -1,40 +1,21 @@
-"""The numpy back end against golden vectors of the public modelling code's arithmetic."""
+"""The numpy back end against the golden cases, and proof that their tolerance bites."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from infer.backends.numpy_backend import Exchange, NumpyBackend
 from infer.request import Request
 from laneformer.checkpoint import Checkpoint
-
-FOLDER = Path(os.environ.get("LANEFORMER_GOLDEN") or Path(__file__).parents[3] / "shared" / "golden")
-CASES = (
-    "dense_one_lane",
-    "no_early_comm",
-    "pre_norm_agg_tied",
-    "release_like",
-    "tp_equivalent",
-    "vocab_parallel_lane_norm",
-)
-pytestmark = pytest.mark.skipif(
-    not FOLDER.is_dir(), reason="no golden vectors: LANEFORMER_GOLDEN and ../shared/golden name no folder"
-)
+from tests.golden_cases import CASES, OWN, PUBLIC, answers, needs_public, prompt_length, tolerance
 
 
-def tolerance(case: str) -> float:
-    """Absolute, as the golden vectors state it; the logits of one case are ten times larger."""
-    return 2e-3 if case == "pre_norm_agg_tied" else 1e-4
-
-
-def load(case: str) -> tuple[NumpyBackend, dict[str, np.ndarray]]:
-    return NumpyBackend(Checkpoint(FOLDER / case)), load_file(FOLDER / case / "golden.safetensors")
+def load(folder: Path) -> tuple[NumpyBackend, dict[str, np.ndarray]]:
+    return NumpyBackend(Checkpoint(folder)), answers(folder)
 
 
 def largest_difference(backend: NumpyBackend, golden: dict[str, np.ndarray]) -> float:
@@ -43,21 +24,22 @@ def largest_difference(backend: NumpyBackend, golden: dict[str, np.ndarray]) -> 
 
 
 @pytest.mark.parametrize("chunk_size", [64, 7, 1], ids=["whole", "chunks", "token by token"])
-@pytest.mark.parametrize("case", CASES)
-def test_logits(case: str, chunk_size: int) -> None:
-    backend, golden = load(case)
+@pytest.mark.parametrize("folder", CASES)
+def test_logits(folder: Path, chunk_size: int) -> None:
+    backend, golden = load(folder)
     backend.chunk_size = chunk_size
-    assert largest_difference(backend, golden) < tolerance(case)
+    assert largest_difference(backend, golden) < tolerance(folder)
 
 
 @pytest.mark.parametrize("chunk_size", [64, 5, 1])
-@pytest.mark.parametrize("case", CASES)
-def test_greedy(case: str, chunk_size: int) -> None:
-    backend, golden = load(case)
+@pytest.mark.parametrize("folder", CASES)
+def test_greedy(folder: Path, chunk_size: int) -> None:
+    backend, golden = load(folder)
     backend.chunk_size = chunk_size
     greedy = golden["greedy"].tolist()
-    request = Request(tuple(greedy[:12]), max_new_tokens=40)
-    assert [token_id for token_id, _ in backend.decode(request)] == greedy[12:]
+    given = prompt_length(folder)
+    request = Request(tuple(greedy[:given]), max_new_tokens=len(greedy) - given)
+    assert [token_id for token_id, _ in backend.decode(request)] == greedy[given:]
 
 
 def test_tolerance_bites_when_the_delayed_outputs_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,16 +47,20 @@ def test_tolerance_bites_when_the_delayed_outputs_are_dropped(monkeypatch: pytes
         for receiver in range(self._config.num_hidden_layers):
             self._in_flight[receiver, module] = np.zeros_like(output)
 
-    backend, golden = load("release_like")
+    backend, golden = load(OWN / "delayed_sliding")
     monkeypatch.setattr(Exchange, "_send", send_nothing)
-    assert largest_difference(backend, golden) > tolerance("release_like")
+    assert largest_difference(backend, golden) > tolerance(OWN / "delayed_sliding")
 
 
 @pytest.mark.parametrize("change", [-1, 1])
-@pytest.mark.parametrize("case", ["release_like", "pre_norm_agg_tied"])
-def test_tolerance_bites_when_the_window_is_off_by_one(case: str, change: int) -> None:
-    backend, golden = load(case)
+@pytest.mark.parametrize(
+    "folder",
+    [OWN / "delayed_sliding", pytest.param(PUBLIC / "release_like", marks=needs_public)],
+    ids=lambda folder: folder.name,
+)
+def test_tolerance_bites_when_the_window_is_off_by_one(folder: Path, change: int) -> None:
+    backend, golden = load(folder)
     window = backend.config.sliding_window
     assert window is not None
     backend.config = replace(backend.config, sliding_window=window + change)
-    assert largest_difference(backend, golden) > tolerance(case)
+    assert largest_difference(backend, golden) > tolerance(folder)

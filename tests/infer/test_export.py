@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from tiny_models import RandomWeights, byte_level_tokenizer, tiny_config, write_checkpoint
 
 import infer.export
 from infer import Engine
@@ -21,6 +20,7 @@ from infer.export import export_engine_file
 from laneformer.checkpoint import Checkpoint
 from laneformer.errors import CheckpointError, ConfigError, TokenizerError
 from laneformer.tensors import bfloat16_to_float32, float32_to_bfloat16
+from tests.tiny_models import RandomWeights, byte_level_tokenizer, tiny_config, write_checkpoint
 
 WQ = "model.layers.0.attention.wq.weight"
 

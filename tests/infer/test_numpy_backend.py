@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_reference import reference_logits
-from tiny_models import RandomWeights, tiny_config
 
 from infer.backends.numpy_backend import Exchange, NumpyBackend
 from infer.request import Request
 from infer.sampling import log_probability
 from laneformer.config import RopeScaling
+from tests.plain_reference import reference_logits
+from tests.tiny_models import RandomWeights, tiny_config
 
 CORNERS: dict[str, dict[str, Any]] = {
     "delayed": {},

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_models import tiny_config
 
 from infer.request import Request
 from laneformer.errors import RequestError
+from tests.tiny_models import tiny_config
 
 
 @pytest.mark.parametrize(

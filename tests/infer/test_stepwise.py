@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from tiny_models import tiny_config
 
 from infer import Engine
 from infer.backends import StepwiseBackend
 from infer.request import Request
+from tests.tiny_models import tiny_config
 
 
 class Successor(StepwiseBackend):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import byte_fallback_tokenizer, byte_level_tokenizer
 
 from infer.text_stream import TextStream
 from laneformer.tokenizer import Tokenizer
+from tests.tiny_models import byte_fallback_tokenizer, byte_level_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()
 BYTE_FALLBACK = byte_fallback_tokenizer()
