@@ -54,6 +54,18 @@ class StoppingDisk:
         monkeypatch.setattr(durable_files.os, "replace", self.wrap(os.replace))
 
 
+def stop_before_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
+    """Run until every shard is written, then stop."""
+
+    def stop(*arguments: object) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(prepare_module, "_require_documents", stop)
+        run()
+    assert not json.loads((folder / "manifest.json").read_text())["complete"]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -81,9 +93,12 @@ def test_a_resumed_run_encodes_only_what_is_missing(
     make_config: MakeConfig, dataset: TokenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(tmp_path, tokenizer=str(dataset.folder))
-    stop_before_last_manifest(
-        config_folder=tmp_path, monkeypatch=monkeypatch, run=lambda: prepare(config, progress=False)
-    )
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        StoppingDisk(stop_at=40).install(patch)
+        prepare(config, progress=False)
+    splits = json.loads((tmp_path / "manifest.json").read_text())["splits"]
+    written = sum(shard["documents"] for shards in splits.values() for shard in shards)
+    assert 0 < written < 200
     encoded: list[str] = []
     original = prepare_module.Tokenizer.encode_plain
 
@@ -93,24 +108,14 @@ def test_a_resumed_run_encodes_only_what_is_missing(
 
     monkeypatch.setattr(prepare_module.Tokenizer, "encode_plain", spy)
     prepare(config, progress=False)
-    assert encoded == []
-
-
-def stop_before_last_manifest(
-    config_folder: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]
-) -> None:
-    """Run until every shard is written, then stop."""
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(prepare_module, "_require_documents", StoppingDisk(1).wrap(print))
-        run()
-    assert not json.loads((config_folder / "manifest.json").read_text())["complete"]
+    assert len(encoded) == 200 - written
 
 
 def test_an_unfinished_folder_is_no_data_set(
     make_config: MakeConfig, dataset: TokenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(tmp_path, tokenizer=str(dataset.folder))
-    stop_before_last_manifest(tmp_path, monkeypatch, lambda: prepare(config, progress=False))
+    stop_before_the_end(tmp_path, monkeypatch, lambda: prepare(config, progress=False))
     with pytest.raises(DataError, match="was interrupted; run it again"):
         TokenDataset(tmp_path)
     with pytest.raises(DataError, match="holds an unfinished data set made with shard_tokens 4000"):
@@ -133,7 +138,7 @@ def test_a_source_that_changed_in_between_is_noticed(
 
     write_source()
     config = make_config(tmp_path / "data", paths=[str(source)], tokenizer=str(dataset.folder))
-    stop_before_last_manifest(tmp_path / "data", monkeypatch, lambda: prepare(config, progress=False))
+    stop_before_the_end(tmp_path / "data", monkeypatch, lambda: prepare(config, progress=False))
     if change == "edited":
         texts[3] += "# edited\n"
     else:
