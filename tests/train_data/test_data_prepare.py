@@ -198,11 +198,12 @@ def test_split_without_documents_says_what_to_change(make_config: MakeConfig, tm
     assert prepare(make_config(tmp_path, held_out_fraction=0.3, **small), progress=False)
 
 
-def test_shards_of_another_program_are_left_alone(make_config: MakeConfig, tmp_path: Path) -> None:
-    (tmp_path / "train-00000.bin").write_bytes(b"precious")
-    with pytest.raises(DataError, match=r"holds train-00000\.bin but no manifest\.json"):
+@pytest.mark.parametrize("name", ["train-00000.bin", "tokenizer.json", "model.safetensors"])
+def test_folder_of_another_program_is_left_alone(make_config: MakeConfig, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"precious")
+    with pytest.raises(DataError, match=f"holds {name} but no manifest.json"):
         prepare(make_config(tmp_path), progress=False)
-    assert contents(tmp_path) == {"train-00000.bin": b"precious"}
+    assert contents(tmp_path) == {name: b"precious"}
 
 
 def test_progress_is_shown_on_request(

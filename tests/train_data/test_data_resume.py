@@ -121,7 +121,26 @@ def test_an_unfinished_folder_is_no_data_set(
         prepare(make_config(tmp_path, tokenizer=str(dataset.folder), shard_tokens=5000), progress=False)
 
 
-@pytest.mark.parametrize("change", ["edited", "removed"])
+def test_files_that_no_manifest_lists_are_removed(
+    make_config: MakeConfig, dataset: TokenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, tokenizer=str(dataset.folder))
+    stop_before_the_end(tmp_path, monkeypatch, lambda: prepare(config, progress=False))
+    stale = [
+        "train-00099.bin",
+        "train-00099.documents.npy",
+        "train-00098.bin.partial",
+        "manifest.json.partial",
+    ]
+    foreign = ["notes.txt", "download.partial"]
+    for name in stale + foreign:
+        (tmp_path / name).write_bytes(b"left over")
+    prepare(config, progress=False)
+    assert set(os.listdir(tmp_path)) == {*os.listdir(dataset.folder), *foreign}
+    assert all((tmp_path / name).read_bytes() == b"left over" for name in foreign)
+
+
+@pytest.mark.parametrize("change", ["edited", "removed", "reordered"])
 def test_a_source_that_changed_in_between_is_noticed(
     make_config: MakeConfig,
     dataset: TokenDataset,
@@ -140,8 +159,10 @@ def test_a_source_that_changed_in_between_is_noticed(
     stop_before_the_end(tmp_path / "data", monkeypatch, lambda: prepare(config, progress=False))
     if change == "edited":
         texts[3] += "# edited\n"
-    else:
+    elif change == "removed":
         del texts[40:]
+    else:
+        texts.reverse()
     write_source()
     with pytest.raises(DataError, match="the source has changed since shard"):
         prepare(config, progress=False)
