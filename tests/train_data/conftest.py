@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from made_up_data import MakeConfig, made_up_code
 
+import train.data.durable_files as durable_files
 from train.data.config import DataConfig
 from train.data.prepare import prepare
 from train.data.shards import TokenDataset
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Tests outlive no power failure; what waits for the disk, and when, has a test of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable_files.os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -197,11 +198,12 @@ def test_split_without_documents_says_what_to_change(make_config: MakeConfig, tm
     assert prepare(make_config(tmp_path, held_out_fraction=0.3, **small), progress=False)
 
 
-def test_shards_of_another_program_are_left_alone(make_config: MakeConfig, tmp_path: Path) -> None:
-    (tmp_path / "train-00000.bin").write_bytes(b"precious")
-    with pytest.raises(DataError, match=r"holds train-00000\.bin but no manifest\.json"):
+@pytest.mark.parametrize("name", ["train-00000.bin", "tokenizer.json", "model.safetensors"])
+def test_folder_of_another_program_is_left_alone(make_config: MakeConfig, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"precious")
+    with pytest.raises(DataError, match=f"holds {name} but no manifest.json"):
         prepare(make_config(tmp_path), progress=False)
-    assert contents(tmp_path) == {"train-00000.bin": b"precious"}
+    assert contents(tmp_path) == {name: b"precious"}
 
 
 def test_progress_is_shown_on_request(
@@ -211,6 +213,21 @@ def test_progress_is_shown_on_request(
     assert capfd.readouterr() == ("", "")
     prepare(make_config(tmp_path / "shown", max_documents=50), progress=True)
     assert "tokens from text" in capfd.readouterr().err
+
+
+def test_processes_that_prepare_the_same_folder_take_turns(
+    dataset: TokenDataset, make_config: MakeConfig, tmp_path: Path
+) -> None:
+    program = (
+        "import json, sys\n"
+        "from train.data.config import DataConfig\n"
+        "from train.data.prepare import prepare\n"
+        "prepare(DataConfig(**json.loads(sys.argv[1])), progress=False)\n"
+    )
+    command = [sys.executable, "-c", program, json.dumps(asdict(make_config(tmp_path)))]
+    processes = [subprocess.Popen(command, cwd=Path(train.__file__).parents[1]) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert contents(tmp_path) == contents(dataset.folder)
 
 
 def test_data_needs_no_torch() -> None:

@@ -21,6 +21,7 @@ import train
 import train.data.durable_files as durable_files
 import train.data.prepare as prepare_module
 from laneformer.errors import DataError
+from train.data.manifest import Manifest
 from train.data.prepare import prepare
 from train.data.shards import TokenDataset
 
@@ -30,28 +31,39 @@ class Stopped(BaseException):
 
 
 class StoppingDisk:
-    """Passes calls on to the system and stops at one of them, before or after it has happened."""
+    """Stops before one of the calls that make a file durable; counts them.
 
-    def __init__(self, stop_at: int | None = None, after: bool = False) -> None:
+    Everything that differs on the disk lies between two of these calls.
+    """
+
+    def __init__(self, stop_before: int | None = None) -> None:
         self.calls = 0
-        self._stop_at = stop_at
-        self._after = after
+        self._stop_before = stop_before
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any) -> Any:
             self.calls += 1
-            if self.calls == self._stop_at and not self._after:
+            if self.calls == self._stop_before:
                 raise Stopped
-            result = call(*arguments)
-            if self.calls == self._stop_at:
-                raise Stopped
-            return result
+            return call(*arguments)
 
         return wrapped
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(durable_files.os, "fsync", self.wrap(os.fsync))
         monkeypatch.setattr(durable_files.os, "replace", self.wrap(os.replace))
+
+
+def stop_before_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> None:
+    """Run until every shard is written, then stop."""
+
+    def stop(*arguments: object) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(prepare_module, "_require_documents", stop)
+        run()
+    assert not json.loads((folder / "manifest.json").read_text())["complete"]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -67,23 +79,25 @@ def test_stopping_at_every_disk_operation(
         disk.install(patch)
         whole = prepare(make_config(tmp_path / "whole", **small), progress=False)
     assert len(whole.manifest.splits["train"]) > 2
-    for stop_at in range(1, disk.calls + 1):
-        for after in (False, True):
-            folder = tmp_path / f"{stop_at}-{after}"
-            with monkeypatch.context() as patch, pytest.raises(Stopped):
-                StoppingDisk(stop_at, after).install(patch)
-                prepare(make_config(folder, **small), progress=False)
+    for stop_before in range(1, disk.calls + 1):
+        folder = tmp_path / str(stop_before)
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            StoppingDisk(stop_before).install(patch)
             prepare(make_config(folder, **small), progress=False)
-            assert contents(folder) == contents(whole.folder), f"stopped at operation {stop_at}, {after=}"
+        prepare(make_config(folder, **small), progress=False)
+        assert contents(folder) == contents(whole.folder), f"stopped before operation {stop_before}"
 
 
 def test_a_resumed_run_encodes_only_what_is_missing(
     make_config: MakeConfig, dataset: TokenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(tmp_path, tokenizer=str(dataset.folder))
-    stop_before_last_manifest(
-        config_folder=tmp_path, monkeypatch=monkeypatch, run=lambda: prepare(config, progress=False)
-    )
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        StoppingDisk(stop_before=40).install(patch)
+        prepare(config, progress=False)
+    splits = json.loads((tmp_path / "manifest.json").read_text())["splits"]
+    written = sum(shard["documents"] for shards in splits.values() for shard in shards)
+    assert 0 < written < 200
     encoded: list[str] = []
     original = prepare_module.Tokenizer.encode_plain
 
@@ -93,31 +107,40 @@ def test_a_resumed_run_encodes_only_what_is_missing(
 
     monkeypatch.setattr(prepare_module.Tokenizer, "encode_plain", spy)
     prepare(config, progress=False)
-    assert encoded == []
-
-
-def stop_before_last_manifest(
-    config_folder: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]
-) -> None:
-    """Run until every shard is written, then stop."""
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(prepare_module, "_require_documents", StoppingDisk(1).wrap(print))
-        run()
-    assert not json.loads((config_folder / "manifest.json").read_text())["complete"]
+    assert len(encoded) == 200 - written
 
 
 def test_an_unfinished_folder_is_no_data_set(
     make_config: MakeConfig, dataset: TokenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(tmp_path, tokenizer=str(dataset.folder))
-    stop_before_last_manifest(tmp_path, monkeypatch, lambda: prepare(config, progress=False))
+    stop_before_the_end(tmp_path, monkeypatch, lambda: prepare(config, progress=False))
     with pytest.raises(DataError, match="was interrupted; run it again"):
         TokenDataset(tmp_path)
     with pytest.raises(DataError, match="holds an unfinished data set made with shard_tokens 4000"):
         prepare(make_config(tmp_path, tokenizer=str(dataset.folder), shard_tokens=5000), progress=False)
 
 
-@pytest.mark.parametrize("change", ["edited", "removed"])
+def test_files_that_no_manifest_lists_are_removed(
+    make_config: MakeConfig, dataset: TokenDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(tmp_path, tokenizer=str(dataset.folder))
+    stop_before_the_end(tmp_path, monkeypatch, lambda: prepare(config, progress=False))
+    stale = [
+        "train-00099.bin",
+        "train-00099.documents.npy",
+        "train-00098.bin.partial",
+        "manifest.json.partial",
+    ]
+    foreign = ["notes.txt", "download.partial"]
+    for name in stale + foreign:
+        (tmp_path / name).write_bytes(b"left over")
+    prepare(config, progress=False)
+    assert set(os.listdir(tmp_path)) == {*os.listdir(dataset.folder), *foreign}
+    assert all((tmp_path / name).read_bytes() == b"left over" for name in foreign)
+
+
+@pytest.mark.parametrize("change", ["edited", "removed", "reordered"])
 def test_a_source_that_changed_in_between_is_noticed(
     make_config: MakeConfig,
     dataset: TokenDataset,
@@ -133,11 +156,13 @@ def test_a_source_that_changed_in_between_is_noticed(
 
     write_source()
     config = make_config(tmp_path / "data", paths=[str(source)], tokenizer=str(dataset.folder))
-    stop_before_last_manifest(tmp_path / "data", monkeypatch, lambda: prepare(config, progress=False))
+    stop_before_the_end(tmp_path / "data", monkeypatch, lambda: prepare(config, progress=False))
     if change == "edited":
         texts[3] += "# edited\n"
-    else:
+    elif change == "removed":
         del texts[40:]
+    else:
+        texts.reverse()
     write_source()
     with pytest.raises(DataError, match="the source has changed since shard"):
         prepare(config, progress=False)
@@ -146,36 +171,34 @@ def test_a_source_that_changed_in_between_is_noticed(
 def test_killed_processes_leave_nothing_behind(make_config: MakeConfig, tmp_path: Path) -> None:
     changes = {"shard_tokens": 1000, "vocab_size": 350}
     whole = prepare(make_config(tmp_path / "whole", **changes), progress=False)
-    config = make_config(tmp_path / "killed", **changes)
+    folder = tmp_path / "killed"
+    config = make_config(folder, **changes)
     program = (
-        "import json, sys\n"
-        "import train.data.prepare as module\n"
+        "import json, os, sys, time\n"
         "from train.data.config import DataConfig\n"
-        "module.BATCH_BYTES = 1000\n"
-        "module.prepare(DataConfig(**json.loads(sys.argv[1])), progress=False)\n"
+        "from train.data.prepare import prepare\n"
+        "os.fsync = lambda descriptor: time.sleep(0.002)\n"  # slow enough to be caught in the middle
+        "prepare(DataConfig(**json.loads(sys.argv[1])), progress=False)\n"
     )
     command = [sys.executable, "-c", program, json.dumps(asdict(config))]
     rng = random.Random(0)
-    unfinished_shards: list[int] = []
-    for _ in range(30):
+    unfinished: set[int] = set()
+    for num_shards in (0, 0, 1, 2, 2, 9, 20):
         process = subprocess.Popen(command, cwd=Path(train.__file__).parents[1])
-        wait_for_new_file(Path(config.folder), process)
-        time.sleep(rng.uniform(0, 0.03))
+        wait_for_shards(folder, num_shards, process)
+        # Without a shard to wait for, somewhere in the imports or the tokenizer.
+        time.sleep(rng.uniform(0, 0.02 if num_shards else 0.3))
         process.send_signal(signal.SIGKILL)
-        if process.wait() == 0:
-            break
-        manifest = Path(config.folder, "manifest.json")
-        if manifest.exists():
-            splits = json.loads(manifest.read_text())["splits"]
-            unfinished_shards.append(sum(len(shards) for shards in splits.values()))
+        process.wait()
+        manifest = Manifest.read(folder) if folder.exists() else None
+        if manifest is not None and not manifest.complete:
+            unfinished.add(sum(len(shards) for shards in manifest.splits.values()))
     prepare(config, progress=False)
-    assert contents(Path(config.folder)) == contents(whole.folder)
-    # At least two runs were killed between the first shard and the last, at different ones.
-    assert len({count for count in unfinished_shards if count > 0}) >= 2, unfinished_shards
+    assert contents(folder) == contents(whole.folder)
+    assert len(unfinished - {0}) >= 2, "the processes were not killed between the first shard and the last"
 
 
-def wait_for_new_file(folder: Path, process: subprocess.Popen[bytes]) -> None:
-    """Until the process has changed something in ``folder`` or has ended."""
-    before = sorted(os.listdir(folder)) if folder.exists() else []
-    while process.poll() is None and (not folder.exists() or sorted(os.listdir(folder)) == before):
+def wait_for_shards(folder: Path, num_shards: int, process: subprocess.Popen[bytes]) -> None:
+    """Until there are so many files of tokens or the process has ended."""
+    while process.poll() is None and len(list(folder.glob("*.bin"))) < num_shards:
         time.sleep(0.001)

@@ -22,7 +22,6 @@ the first unfinished one; every file comes out as if nothing had happened.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -32,9 +31,10 @@ from laneformer.errors import DataError, TokenizerError
 from laneformer.tokenizer import SETTINGS_FILE, TOKENIZER_FILE, Tokenizer
 from train.data.config import DataConfig, settings_fingerprint
 from train.data.documents import SPLITS, KeptDocument, Selection
-from train.data.durable_files import PARTIAL_SUFFIX, exclusive, write_durably
-from train.data.manifest import MANIFEST_FILE, Manifest
-from train.data.shard_writer import DOCUMENTS_SUFFIX, TOKENS_SUFFIX, ShardWriter
+from train.data.durable_files import exclusive, write_durably
+from train.data.leftovers import discard, remove_unlisted_files, require_empty
+from train.data.manifest import Manifest
+from train.data.shard_writer import ShardWriter
 from train.data.shards import TokenDataset
 from train.data.sources import read_source
 from train.data.tokenizer_training import train_tokenizer
@@ -42,10 +42,6 @@ from train.data.tokenizer_training import train_tokenizer
 # Text that is encoded together, on all cores. Measured on 2 cores: 0.25 MB takes a third longer, 8 MB no
 # less time but 150 MB more memory.
 BATCH_BYTES = 2_000_000
-
-_SHARD_FILE = re.compile(
-    rf"({'|'.join(SPLITS)})-\d{{5,}}({re.escape(TOKENS_SUFFIX)}|{re.escape(DOCUMENTS_SUFFIX)})"
-)
 
 
 def prepare(config: DataConfig, *, progress: bool = True) -> TokenDataset:
@@ -67,12 +63,14 @@ def prepare(config: DataConfig, *, progress: bool = True) -> TokenDataset:
         ) from None
     with exclusive(folder):
         manifest = Manifest.read(folder)
-        if manifest is not None:
+        if manifest is None:
+            require_empty(folder)
+        else:
             manifest.require_settings(settings, folder)
-        if manifest is None or not manifest.complete:
-            _remove_unlisted_files(folder, manifest)
-            if manifest is None:
-                manifest = _begin(config, folder, given, progress)
+        if manifest is None or not any(manifest.splits.values()):
+            manifest = _begin(config, folder, given, progress)
+        if not manifest.complete:
+            remove_unlisted_files(folder, manifest)
             _write_shards(config, folder, manifest, progress)
     return TokenDataset(folder)
 
@@ -88,12 +86,12 @@ def _given_tokenizer(config: DataConfig) -> Tokenizer | None:
 
 
 def _begin(config: DataConfig, folder: Path, given: Tokenizer | None, progress: bool) -> Manifest:
-    """Save the tokenizer and a manifest without shards."""
+    """Save a manifest without shards, which claims the folder, and the tokenizer.
+
+    A run that is stopped before the first shard begins here again.
+    """
     tokenizer = given or train_tokenizer(_tokenizer_sample(config, progress), config.vocab_size)
     assert tokenizer.eos_id is not None
-    tokenizer.save(folder)
-    for name in (TOKENIZER_FILE, SETTINGS_FILE):
-        write_durably(folder / name, (folder / name).read_bytes())
     settings = config.settings(given.fingerprint if given else None)
     manifest = Manifest(
         dtype="uint16" if tokenizer.vocab_size <= 2**16 else "uint32",
@@ -107,6 +105,10 @@ def _begin(config: DataConfig, folder: Path, given: Tokenizer | None, progress: 
         settings_fingerprint=settings_fingerprint(settings),
     )
     manifest.write(folder)
+    tokenizer.save(folder)
+    for name in (TOKENIZER_FILE, SETTINGS_FILE):
+        # The same bytes again, this time known to be on the disk before any shard relies on them.
+        write_durably(folder / name, (folder / name).read_bytes())
     return manifest
 
 
@@ -152,7 +154,7 @@ def _write_shards(config: DataConfig, folder: Path, manifest: Manifest, progress
         _require_both_splits(manifest, selection)
     except DataError:
         # There is nothing to resume, and the settings have to change.
-        _discard(folder)
+        discard(folder, manifest)
         raise
     manifest.document_counts = selection.counts
     manifest.data_fingerprint = manifest.fingerprint_of_data()
@@ -196,35 +198,6 @@ def _require_both_splits(manifest: Manifest, selection: Selection) -> None:
                 f"none of {selection.counts['kept']} documents falls into the {split} split: "
                 f"{change} data.held_out_fraction (now {fraction}) or give more documents"
             )
-
-
-def _remove_unlisted_files(folder: Path, manifest: Manifest | None) -> None:
-    """Remove what a stopped run has left; only files that carry our names."""
-    if manifest is None:
-        strangers = [path.name for path in folder.iterdir() if _SHARD_FILE.fullmatch(path.name)]
-        if strangers:
-            raise DataError(
-                f"{folder} holds {min(strangers)} but no {MANIFEST_FILE}: "
-                "choose another data.folder or empty this one"
-            )
-    listed = {shard.name for split in SPLITS for shard in manifest.splits[split]} if manifest else set()
-    for path in list(folder.iterdir()):
-        is_unlisted_shard = _SHARD_FILE.fullmatch(path.name) and path.name.partition(".")[0] not in listed
-        if is_unlisted_shard or path.name.endswith(PARTIAL_SUFFIX):
-            path.unlink()
-
-
-def _discard(folder: Path) -> None:
-    """Remove everything that a preparation writes.
-
-    The order matters to a run that is stopped in between: shards without a manifest would be taken for
-    another program's, a manifest without its tokenizer for damage.
-    """
-    for path in list(folder.iterdir()):
-        if _SHARD_FILE.fullmatch(path.name):
-            path.unlink()
-    for name in (MANIFEST_FILE, TOKENIZER_FILE, SETTINGS_FILE):
-        (folder / name).unlink()
 
 
 def _bar(description: str, total: int | None, progress: bool) -> tqdm:
