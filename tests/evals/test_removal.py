@@ -20,9 +20,9 @@ def test_removes_deep_closed_and_linked_folders(tmp_path: Path) -> None:
     closed.chmod(0)
     # Deeper than the recursion limit, and a longer path than the kernel takes.
     descriptor = os.open(folder, os.O_RDONLY)
-    for _ in range(2500):
-        os.mkdir("dd", dir_fd=descriptor)
-        below = os.open("dd", os.O_RDONLY, dir_fd=descriptor)
+    for _ in range(1100):
+        os.mkdir("dddd", dir_fd=descriptor)
+        below = os.open("dddd", os.O_RDONLY, dir_fd=descriptor)
         os.close(descriptor)
         descriptor = below
     os.close(descriptor)

@@ -72,7 +72,7 @@ def test_values_that_json_alone_would_lose(value: Any) -> None:
     assert _same(wire.loads(wire.dumps(value)), value)
 
 
-Point = namedtuple("Point", "x y")  # noqa: PYI024 - what programs write
+Point = namedtuple("Point", "x y")
 
 
 class Color(IntEnum):
