@@ -22,7 +22,7 @@ from evals.generate import Completion, Generator, complete, sample_seed
 from evals.passk import mean_pass_at_k
 from evals.problems import Problem, answer_locations, fingerprint
 from evals.records import RunFolder, Sample
-from evals.sandbox.runner import STATUSES, Limits, Sandbox, Verdict
+from evals.sandbox.runner import NO_CODE, STATUSES, Limits, Sandbox, Verdict
 from laneformer.errors import EvaluationError
 
 _MOST_SECONDS = 86_400
@@ -103,7 +103,6 @@ def evaluate_humaneval(
         for sample_index in range(samples_per_problem)
         if (problem.task_id, sample_index) not in samples
     ]
-    refusals: list[str] = []
     with _Judges(sandbox, folder, workers or _processors(), len(pending), progress) as judges:
         for problem_index, sample_index in pending:
             problem = problems[problem_index]
@@ -116,17 +115,15 @@ def evaluate_humaneval(
                 top_p=top_p,
                 seed=own_seed,
             )
-            if completion.refusal:
-                refusals.append(completion.refusal)
             judges.submit(problem, sample_index, completion, own_seed)
         judged = judges.results()
-    if refusals and len(refusals) == len(problems) * samples_per_problem:
-        raise EvaluationError(f"the model could not take any of the prompts: {refusals[0]}")
     samples.update({(sample.task_id, sample.sample): sample for sample in judged})
 
     ordered = [
         samples[problem.task_id, index] for problem in problems for index in range(samples_per_problem)
     ]
+    if all(sample.status == "no-code" and sample.detail != NO_CODE for sample in ordered):
+        raise EvaluationError(f"the model could not take any of the prompts: {ordered[0].detail}")
     passed = Counter(sample.task_id for sample in ordered if sample.status == "passed")
     counts = [(samples_per_problem, passed[problem.task_id]) for problem in problems]
     statuses = Counter(sample.status for sample in ordered)

@@ -35,6 +35,8 @@ from laneformer.errors import EvaluationError
 Status = Literal["passed", "failed", "timeout", "memory", "crashed", "no-code"]
 STATUSES: tuple[Status, ...] = ("passed", "failed", "timeout", "memory", "crashed", "no-code")
 
+NO_CODE = "the completion holds no definition of the function"
+
 _SOURCE_ROOT = str(Path(__file__).resolve().parents[2])
 _START_SECONDS = 60.0
 _END_SECONDS = 1.0
@@ -158,7 +160,7 @@ class Sandbox:
         Raises EvaluationError when no program can be judged here, or the problem's tests are broken.
         """
         if program is None:
-            return Verdict("no-code", "the completion holds no definition of the function", 0.0)
+            return Verdict("no-code", NO_CODE, 0.0)
         return self._run(program, problem)[0]
 
     def isolation(self) -> dict[str, bool]:

@@ -123,9 +123,14 @@ def test_a_prompt_that_the_model_cannot_take_is_a_sample_without_code(pair: list
     assert result.samples[0].detail == "prompt too long"
 
 
-def test_a_model_that_takes_no_prompt_gets_no_score(pair: list[Problem]) -> None:
+def test_a_model_that_takes_no_prompt_gets_no_score(pair: list[Problem], tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="any of the prompts: too long"):
-        _evaluate(Scripted(RequestError("too long"), RequestError("too long")), pair)
+        _evaluate(Scripted(RequestError("too long"), RequestError("too long")), pair, output_dir=tmp_path)
+    # Nor when the folder is read again.
+    with pytest.raises(EvaluationError, match="any of the prompts: too long"):
+        _evaluate(Scripted(), pair, output_dir=tmp_path)
+    # A model that writes nothing of use has one.
+    assert _evaluate(Scripted("", "no"), pair).pass_at_k == {1: 0.0}
 
 
 def test_an_interrupted_run_continues(pair: list[Problem], tmp_path: Path) -> None:

@@ -48,6 +48,15 @@ def test_builtin_exceptions_arrive_as_themselves(judge: Run, name: str) -> None:
     _passes(judge(f"def f(x):\n    raise {name}('told')\n", tests))
 
 
+def test_exceptions_keep_plain_arguments_and_otherwise_their_text(judge: Run) -> None:
+    catch = "except ValueError as error:\n    assert error.args == {}\n    return\nassert False"
+    catch = "try:\n    candidate(0)\n" + catch
+    _passes(judge("def f(x):\n    raise ValueError('a', [1])\n", catch.format("('a', [1])")))
+    _passes(judge("def f(x):\n    raise ValueError(print)\n", catch.format("('<built-in function print>',)")))
+    _passes(judge("def f(x):\n    raise ValueError('a' * 20_000)\n", catch.format("('a' * 1000,)")))
+    _passes(judge("def f(x):\n    b'\\xff'.decode()\n", catch.format("error.args and error.start == 0")))
+
+
 def test_other_exceptions_arrive_as_their_nearest_builtin(judge: Run) -> None:
     program = "class Mine(LookupError):\n    pass\ndef f(x):\n    raise Mine\n"
     _passes(judge(program, "try:\n    candidate(0)\nexcept LookupError:\n    return\nassert False"))
@@ -63,7 +72,7 @@ def test_other_exceptions_arrive_as_their_nearest_builtin(judge: Run) -> None:
     ],
 )
 def test_only_ordinary_builtin_exceptions_are_rebuilt(names: list[str], expected: type) -> None:
-    assert type(rebuild_exception(names, "text")) is expected
+    assert type(rebuild_exception(names, ("text",))) is expected
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def _interpreter_is_closed() -> bool:
 
 
 def test_without_namespaces(increment: Problem) -> None:
-    sandbox = Sandbox(Limits(timeout_seconds=1.0), namespaces=False)
+    sandbox = Sandbox(Limits(timeout_seconds=3.0), namespaces=False)
     if _interpreter_is_closed():
         with pytest.raises(EvaluationError, match="unprivileged user, who cannot enter"):
             sandbox.isolation()
