@@ -8,6 +8,7 @@ evaluate humaneval --verify-canonical
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         ks=args.k,
         seed=args.seed,
         timeout_seconds=args.timeout,
-        memory_bytes=int(args.memory_gb * (1 << 30)),
+        memory_bytes=_bytes(args.memory_gb),
         workers=args.workers,
         output_dir=args.output,
         model="canonical solutions" if args.verify_canonical else str(Path(args.model).resolve()),
@@ -77,6 +78,12 @@ def run(args: argparse.Namespace) -> int:
         print(*(f"{sample.task_id}: {sample.status}, {sample.detail}" for sample in wrong), sep="\n")
         return 1
     return 0
+
+
+def _bytes(gibibytes: float) -> int:
+    if not math.isfinite(gibibytes):
+        raise EvaluationError(f"--memory-gb must be a number, found {gibibytes}")
+    return int(gibibytes * (1 << 30))
 
 
 def _generator(args: argparse.Namespace, problems: Sequence[Problem]) -> Generator:

@@ -22,8 +22,13 @@ from evals.generate import Completion, Generator, complete, sample_seed
 from evals.passk import mean_pass_at_k
 from evals.problems import Problem, answer_locations, fingerprint
 from evals.records import RunFolder, Sample
-from evals.sandbox.runner import STATUSES, Limits, Sandbox, Verdict
+from evals.sandbox.runner import NO_CODE, STATUSES, Limits, Sandbox, Verdict
 from laneformer.errors import EvaluationError
+
+_MOST_SECONDS = 86_400
+# An interpreter with a few modules of the standard library needs the least; kernels count the most.
+_LEAST_BYTES = 1 << 27
+_MOST_BYTES = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,9 @@ def evaluate_humaneval(
     identical samples (temperature 0) counted as several, a folder with other settings, no prompt
     that the model can take, or a machine without a working sandbox.
     """
-    _check_request(problems, samples_per_problem, temperature, max_new_tokens, ks, timeout_seconds, workers)
+    _check_request(
+        problems, samples_per_problem, temperature, max_new_tokens, ks, timeout_seconds, memory_bytes, workers
+    )
     settings = {
         "model": model,
         "problems": len(problems),
@@ -96,7 +103,6 @@ def evaluate_humaneval(
         for sample_index in range(samples_per_problem)
         if (problem.task_id, sample_index) not in samples
     ]
-    refusals: list[str] = []
     with _Judges(sandbox, folder, workers or _processors(), len(pending), progress) as judges:
         for problem_index, sample_index in pending:
             problem = problems[problem_index]
@@ -109,17 +115,15 @@ def evaluate_humaneval(
                 top_p=top_p,
                 seed=own_seed,
             )
-            if completion.refusal:
-                refusals.append(completion.refusal)
             judges.submit(problem, sample_index, completion, own_seed)
         judged = judges.results()
-    if refusals and len(refusals) == len(problems) * samples_per_problem:
-        raise EvaluationError(f"the model could not take any of the prompts: {refusals[0]}")
     samples.update({(sample.task_id, sample.sample): sample for sample in judged})
 
     ordered = [
         samples[problem.task_id, index] for problem in problems for index in range(samples_per_problem)
     ]
+    if all(sample.status == "no-code" and sample.detail != NO_CODE for sample in ordered):
+        raise EvaluationError(f"the model could not take any of the prompts: {ordered[0].detail}")
     passed = Counter(sample.task_id for sample in ordered if sample.status == "passed")
     counts = [(samples_per_problem, passed[problem.task_id]) for problem in problems]
     statuses = Counter(sample.status for sample in ordered)
@@ -203,6 +207,7 @@ def _check_request(
     max_new_tokens: int,
     ks: Sequence[int],
     timeout_seconds: float,
+    memory_bytes: int,
     workers: int | None,
 ) -> None:
     if not problems:
@@ -212,8 +217,10 @@ def _check_request(
             raise EvaluationError(f"{name} must be at least 1, found {value}")
     if workers is not None and workers < 1:
         raise EvaluationError(f"workers must be at least 1, found {workers}")
-    if not timeout_seconds > 0:
-        raise EvaluationError(f"the timeout must be a positive number of seconds, found {timeout_seconds:g}")
+    if not 0 < timeout_seconds <= _MOST_SECONDS:
+        raise EvaluationError(f"the timeout must be 0 to {_MOST_SECONDS} seconds, found {timeout_seconds:g}")
+    if not _LEAST_BYTES <= memory_bytes <= _MOST_BYTES:
+        raise EvaluationError(f"the memory must be 0.125 GiB to 1024 GiB, found {memory_bytes / (1 << 30):g}")
     if not ks or min(ks) < 1:
         raise EvaluationError("pass@k needs at least one k, each at least 1")
     if max(ks) > samples:

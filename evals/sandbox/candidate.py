@@ -6,7 +6,7 @@ only hurts the program.  The judge never takes more from this side than plain va
 Messages, one frame each (see ``wire``):
 
     candidate -> judge   ["defined"]                          the program ran to its end
-                         ["raised", type names, text]         it, or a call, raised
+                         ["raised", type names, args]         it, or a call, raised
     judge -> candidate   [args, kwargs]                       call the entry point
     candidate -> judge   ["returned", result, None]           arguments as they were
                          ["returned", result, [args, kwargs]] arguments changed in place
@@ -26,18 +26,26 @@ from evals.sandbox import wire
 MODULE_NAME = "solution"
 
 # Encoded beforehand: there may be no memory left to encode it when it is needed.
-_OUT_OF_MEMORY = wire.dumps(("raised", ["MemoryError"], "out of memory"))
+_OUT_OF_MEMORY = wire.dumps(("raised", ["MemoryError"], ("out of memory",)))
+# An exception's arguments are told when they are plain and not longer than this, else its text is.
+_MAX_ARGUMENT_BYTES = 10_000
 
 
 def _raised(error: Exception) -> bytes:
     if isinstance(error, MemoryError):
         return _OUT_OF_MEMORY
+    names = [base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins"]
+    try:
+        encoded = wire.dumps(("raised", names, error.args))
+        if len(encoded) <= _MAX_ARGUMENT_BYTES:
+            return encoded
+    except Exception:
+        pass  # Arguments that are no plain values.
     try:
         text = str(error)
     except Exception:
         text = ""
-    names = [base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins"]
-    return wire.dumps(("raised", names, text[:1000]))
+    return wire.dumps(("raised", names, (text[:1000],)))
 
 
 def _call(function: Any, request: bytes) -> bytes:

@@ -96,9 +96,12 @@ def set_up_mounts(isolation: Isolation, folder: str, hidden: list[str]) -> None:
     except OSError:
         return
     if isolation.processes:
-        # Containers may forbid it; the old /proc then still lists foreign process ids.
-        with contextlib.suppress(OSError):
+        try:
             linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV)
+        except OSError:
+            # Containers may forbid it.  The old /proc shows environments of the user's processes.
+            with contextlib.suppress(OSError):
+                linux.mount("tmpfs", "/proc", "tmpfs", 0, "size=4k,mode=0755")
     try:
         linux.set_read_only("/", True, recursive=True)
         linux.set_read_only(folder, False, recursive=False)

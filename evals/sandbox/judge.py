@@ -33,16 +33,16 @@ class CandidateFault(BaseException):
         self.detail = detail
 
 
-def rebuild_exception(names: list[str], text: str) -> Exception:
+def rebuild_exception(names: list[str], args: tuple[Any, ...]) -> Exception:
     """The nearest builtin exception to the one raised, given its builtin base classes by name."""
     for name in names:
         kind = getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception):
             try:
-                return kind(text)
-            except TypeError:  # UnicodeDecodeError and its like need more than a text.
+                return kind(*args)
+            except TypeError:  # Some, like UnicodeDecodeError, take only certain arguments.
                 continue
-    return Exception(text)
+    return Exception(*args)
 
 
 def restore(original: Any, changed: Any) -> None:
@@ -94,8 +94,8 @@ class Proxy:
         match reply:
             case ("defined",) | ("returned", _, None | (list() | tuple(), dict())):
                 return list(reply)
-            case ("raised", list(names), str(text)) if all(isinstance(name, str) for name in names):
-                raise rebuild_exception(names, text)
+            case ("raised", list(names), tuple(args)) if all(isinstance(name, str) for name in names):
+                raise rebuild_exception(names, args)
             case ("opaque", str(what)):
                 raise self._fail("failed", f"the result is not a plain value: {what}")
         raise self._fail("failed", "the program sent a malformed message")

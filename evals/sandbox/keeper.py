@@ -38,6 +38,11 @@ def _report(**event: Any) -> None:
     os.write(1, json.dumps(event).encode() + b"\n")
 
 
+def _at_most(value: int, most: int) -> int:
+    """``value``, or the hard limit ``most`` where an ordinary user has a stricter one."""
+    return value if most == resource.RLIM_INFINITY else min(value, most)
+
+
 def _count_tasks(user: int) -> int:
     """Threads of all processes of ``user``, which is what RLIMIT_NPROC counts."""
     count = 0
@@ -52,7 +57,8 @@ def _count_tasks(user: int) -> int:
 def _limit_processes(extra: int) -> None:
     """Allows ``extra`` processes and threads beyond those that the user has already."""
     limit = extra
-    resource.setrlimit(resource.RLIMIT_NPROC, (limit, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+    _, most = resource.getrlimit(resource.RLIMIT_NPROC)
+    resource.setrlimit(resource.RLIMIT_NPROC, (_at_most(limit, most), most))
     # In a fresh user namespace, or as a user of our own, the count starts at zero.  Otherwise (or
     # before Linux 5.14) all processes of the user count, and a first fork tells.
     try:
@@ -62,6 +68,7 @@ def _limit_processes(extra: int) -> None:
         os.waitpid(child, 0)
     except BlockingIOError:
         limit = extra + _count_tasks(os.getuid())
+    limit = _at_most(limit, most)
     resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
 
 
@@ -73,6 +80,7 @@ def _limit_resources(limits: dict[str, int]) -> None:
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_AS, limits["memory_bytes"]),
     ):
+        value = _at_most(value, resource.getrlimit(kind)[1])
         resource.setrlimit(kind, (value, value))
 
 

@@ -35,8 +35,11 @@ from laneformer.errors import EvaluationError
 Status = Literal["passed", "failed", "timeout", "memory", "crashed", "no-code"]
 STATUSES: tuple[Status, ...] = ("passed", "failed", "timeout", "memory", "crashed", "no-code")
 
+NO_CODE = "the completion holds no definition of the function"
+
 _SOURCE_ROOT = str(Path(__file__).resolve().parents[2])
 _START_SECONDS = 60.0
+_END_SECONDS = 1.0
 _STOP_SECONDS = 10.0
 # What a fair judge needs beyond the largest value that the candidate may send it.
 _JUDGE_EXTRA_BYTES = 1 << 30
@@ -157,7 +160,7 @@ class Sandbox:
         Raises EvaluationError when no program can be judged here, or the problem's tests are broken.
         """
         if program is None:
-            return Verdict("no-code", "the completion holds no definition of the function", 0.0)
+            return Verdict("no-code", NO_CODE, 0.0)
         return self._run(program, problem)[0]
 
     def isolation(self) -> dict[str, bool]:
@@ -220,11 +223,14 @@ class Sandbox:
             except TimeoutError:
                 report = {"outcome": "timeout", "detail": f"longer than {limits.timeout_seconds:g} s"}
             seconds = time.monotonic() - start
+            ended = None
+            if report is not None and report["outcome"] == "gone":
+                # A process that is ending closes its connection first; its own end says more.
+                with contextlib.suppress(TimeoutError):
+                    ended = events.next(time.monotonic() + _END_SECONDS)
             keeper.stdin.close()
-            try:
-                ended = events.next(time.monotonic() + _STOP_SECONDS)
-            except TimeoutError:
-                ended = None
+            with contextlib.suppress(TimeoutError):
+                ended = ended or events.next(time.monotonic() + _STOP_SECONDS)
         if report is not None and report["outcome"] == "broken":
             raise EvaluationError(f"{problem.task_id} cannot be judged: {report['detail']}")
         status, detail = _decide(report, ended, nonce)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evals import cli
+from evals.problems import Problem
+from laneformer.errors import CheckpointError
+
+
+@pytest.fixture
+def problem_file(increment: Problem, tmp_path: Path) -> Path:
+    path = tmp_path / "problems.jsonl"
+    records = [asdict(increment) | {"task_id": f"Small/{number}"} for number in range(3)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+class StubEngine:
+    """Stands in for ``infer.Engine``."""
+
+    tokenizer = types.SimpleNamespace(encode=lambda text: [1])
+
+    def __init__(self, path: str, *, backend: str) -> None:
+        if path == "missing":
+            raise CheckpointError("missing: no\nsuch folder")
+        assert backend == "numpy"
+
+    def generate(self, token_ids: list[int], **_: Any) -> Iterator[types.SimpleNamespace]:
+        yield types.SimpleNamespace(text="    return x + 1\n")
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("infer")
+    module.Engine = StubEngine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "infer", module)
+
+
+def test_evaluates_a_model(
+    engine: None, problem_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["humaneval", "--model", "m", "--backend", "numpy", "--problems", str(problem_file)]
+    arguments += ["--limit", "2", "--samples", "2", "--temperature", "0.5", "--k", "1", "2"]
+    arguments += ["--output", str(tmp_path / "out"), "--workers", "2", "--memory-gb", "0.5", "--timeout", "7"]
+    assert cli.main(arguments) == 0
+    output = capsys.readouterr().out
+    assert "2 problems, 4 samples" in output
+    table = [line.split() for line in output.splitlines()]
+    assert ["pass@1", "100.00", "%"] in table
+    assert ["pass@2", "100.00", "%"] in table
+    assert ["passed", "4"] in table
+    assert ["no-code", "0"] in table
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["settings"]["model"] == str(Path("m").resolve())
+    assert summary["settings"]["memory_bytes"] == 1 << 29
+    assert summary["settings"]["timeout_seconds"] == 7.0
+    assert summary["tokens_per_second"] > 0
+
+
+def test_verifies_canonical_solutions(
+    problem_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["humaneval", "--verify-canonical", "--problems", str(problem_file)]
+    assert cli.main(arguments) == 0
+    assert "100.00 %" in capsys.readouterr().out
+
+    records = [json.loads(line) for line in problem_file.read_text().splitlines()]
+    records[1] |= {"prompt": records[1]["prompt"] + "\n", "canonical_solution": "    return x\n"}
+    problem_file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert cli.main(arguments) == 1
+    assert "Small/1: failed, AssertionError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "missing", "--backend", "numpy"], "missing: no such folder"),
+        ([], "either --model PATH or --verify-canonical"),
+        (["--model", "m", "--verify-canonical"], "either --model PATH or --verify-canonical"),
+        (["--verify-canonical", "--problems", "absent.jsonl"], "absent.jsonl does not exist"),
+        (["--verify-canonical", "--k", "10"], "pass@10 needs at least 10 samples"),
+        (["--verify-canonical", "--limit", "0"], "--limit must be at least 1"),
+        (["--verify-canonical", "--memory-gb", "0.001"], "memory must be 0.125 GiB"),
+        (["--verify-canonical", "--memory-gb", "nan"], "--memory-gb must be a number"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_two(
+    engine: None,
+    problem_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert cli.main(["humaneval", "--problems", str(problem_file), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_works_below_another_command(problem_file: Path) -> None:
+    parser = argparse.ArgumentParser(prog="laneformer")
+    commands = parser.add_subparsers()
+    evaluate = commands.add_parser("evaluate")
+    cli.add_arguments(evaluate)
+    evaluate.set_defaults(run=cli.run)
+    args = parser.parse_args(["evaluate", "humaneval", "--verify-canonical", "--problems", str(problem_file)])
+    assert args.run(args) == 0
+
+
+def test_needs_neither_torch_nor_the_engine_to_start() -> None:
+    heavy = ("torch", "infer", "datasets", "numpy")
+    code = f"import sys, evals.cli; print([name for name in {heavy} if name in sys.modules])"
+    root = Path(cli.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
