@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from made_up_data import MakeConfig, made_up_code
 
 import train.data.durable_files as durable_files
+from tests.train_data.made_up_data import MakeConfig, made_up_code
 from train.data.config import DataConfig
 from train.data.prepare import prepare
 from train.data.shards import TokenDataset

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tokenizers
-from made_up_data import MakeConfig, made_up_code
 from tokenizers import models, pre_tokenizers
 
 import train
 import train.data.prepare as prepare_module
 from laneformer.errors import DataError, TokenizerError
 from laneformer.tokenizer import Tokenizer
+from tests.train_data.made_up_data import MakeConfig, made_up_code
 from train.data.documents import SPLITS, Selection
 from train.data.prepare import prepare
 from train.data.shards import TokenDataset

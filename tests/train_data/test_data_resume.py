@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_data import MakeConfig, made_up_code
 
 import train
 import train.data.durable_files as durable_files
 import train.data.prepare as prepare_module
 from laneformer.errors import DataError
+from tests.train_data.made_up_data import MakeConfig, made_up_code
 from train.data.manifest import Manifest
 from train.data.prepare import prepare
 from train.data.shards import TokenDataset

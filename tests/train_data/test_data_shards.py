@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_data import BOS, EOS, write_split
 
 from laneformer.errors import DataError
+from tests.train_data.made_up_data import BOS, EOS, write_split
 from train.data.shards import TokenDataset
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up_data import made_up_code
 
 from laneformer.errors import DataError
 from laneformer.tokenizer import Tokenizer
+from tests.train_data.made_up_data import made_up_code
 from train.data.tokenizer_training import BOS, EOS, PAD, train_tokenizer
 
 TEXTS = [made_up_code(seed) for seed in range(100)]

@@ -201,6 +201,5 @@ def _require_both_splits(manifest: Manifest, selection: Selection) -> None:
 
 
 def _bar(description: str, total: int | None, progress: bool) -> tqdm:
-    return tqdm(
-        desc=description, total=total, unit="B", unit_scale=True, disable=not progress, dynamic_ncols=True
-    )
+    disable = None if progress else True  # None: shown on a terminal, not in a log
+    return tqdm(desc=description, total=total, unit="B", unit_scale=True, disable=disable, dynamic_ncols=True)
