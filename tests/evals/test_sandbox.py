@@ -137,6 +137,7 @@ SLOW_PROGRAMS = [
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n",
         "timeout",
     ),
+    ("allocates_more_than_allowed", "def f(x):\n    bytearray(300 << 20)\n    return x + 1\n", "memory"),
     ("grows", "hoard = []\nwhile True:\n    hoard.append(bytes(1 << 20))\n", "memory"),
 ]
 
@@ -268,8 +269,9 @@ def f(what):
         return os.getuid()
     if what == "first to kill":
         return open("/proc/self/oom_score_adj").read().strip()
-    if what == "capabilities":
-        return [line.split()[1] for line in open("/proc/self/status") if line.startswith("CapEff")]
+    if what == "privileges":
+        wanted = ("CapEff", "NoNewPrivs")
+        return [line.split()[1] for line in open("/proc/self/status") if line.startswith(wanted)]
     with open("/tmp/written-by-a-program", "x"):
         os.remove("/tmp/written-by-a-program")
 """
@@ -281,7 +283,7 @@ def f(what):
     }
     for name, check in checks.items():
         assert (judge(program, check).status == "passed") is active[name], name
-    assert judge(program, "assert candidate('capabilities') == ['0' * 16]").status == "passed"
+    assert judge(program, "assert candidate('privileges') == ['0' * 16, '1']").status == "passed"
     assert judge(program, "assert candidate('first to kill') == '1000'").status == "passed"
 
 
