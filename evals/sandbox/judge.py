@@ -40,7 +40,7 @@ def rebuild_exception(names: list[str], args: tuple[Any, ...]) -> Exception:
         if isinstance(kind, type) and issubclass(kind, Exception):
             try:
                 return kind(*args)
-            except TypeError:  # Some, like UnicodeDecodeError, take only certain arguments.
+            except (TypeError, ValueError):  # Some, like UnicodeDecodeError, take only certain ones.
                 continue
     return Exception(*args)
 
