@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from evals.generate import CanonicalGenerator, EngineGenerator, complete, sample_seed
 from evals.problems import Problem
-from laneformer.errors import RequestError
+from laneformer.errors import EvaluationError, RequestError
 
 
 @dataclass
@@ -67,6 +68,11 @@ def test_generation_ends_where_the_stop_rule_says(increment: Problem) -> None:
     assert completion.text == "    return x\nprint(1)\nmore"
     assert engine.yielded == 3
     assert engine.closed
+
+
+def test_a_model_without_a_tokenizer_is_an_error() -> None:
+    with pytest.raises(EvaluationError, match="no tokenizer"):
+        EngineGenerator(SimpleNamespace(tokenizer=None))
 
 
 def test_any_generator_is_closed_early(increment: Problem) -> None:
