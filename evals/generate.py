@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from evals.problems import Problem
 from evals.stop import StopRule
-from laneformer.errors import RequestError
+from laneformer.errors import EvaluationError, RequestError
 
 
 class Generator(Protocol):
@@ -33,9 +33,14 @@ class Generator(Protocol):
 
 
 class EngineGenerator:
-    """Samples from an ``infer.Engine``, and measures how fast."""
+    """Samples from an ``infer.Engine``, and measures how fast.
+
+    Raises EvaluationError when the engine has no tokenizer: prompts are text.
+    """
 
     def __init__(self, engine: Any) -> None:
+        if engine.tokenizer is None:
+            raise EvaluationError("the model has no tokenizer, and the problems' prompts are text")
         self._engine = engine
         self.generated_tokens = 0
         self.generation_seconds = 0.0

@@ -158,7 +158,7 @@ def become_unprivileged(isolation: Isolation, folder: str, number: int) -> None:
     Different ``number`` give different users, so that limits on processes are counted apart.
     """
     if os.getuid() == 0:
-        for needed in (sys.base_prefix, sys.prefix, folder):
+        for needed in (os.path.join(sys.base_prefix, "lib"), os.path.join(sys.prefix, "lib"), folder):
             _require_reachable(needed)
         user = _FIRST_USER + number % _USERS
         os.chown(folder, user, user)

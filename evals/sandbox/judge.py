@@ -1,6 +1,6 @@
 """The trusted side: runs a problem's tests against a proxy of the candidate's function.
 
-Started by ``runner`` as a fresh interpreter.  Reads one JSON request on standard input (preamble,
+Started by ``runner`` as a fresh interpreter.  Reads one JSON request on standard input (prompt,
 tests, entry point, nonce, file descriptor of the channel, limits) and writes one JSON line:
 
     {"outcome": "passed", "nonce": ...}     check() returned; the nonce is written in no other case
@@ -40,7 +40,7 @@ def rebuild_exception(names: list[str], args: tuple[Any, ...]) -> Exception:
         if isinstance(kind, type) and issubclass(kind, Exception):
             try:
                 return kind(*args)
-            except TypeError:  # Some, like UnicodeDecodeError, take only certain arguments.
+            except (TypeError, ValueError):  # Some, like UnicodeDecodeError, take only certain ones.
                 continue
     return Exception(*args)
 
@@ -134,11 +134,25 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:300].rstrip(": ")
 
 
-def judge(proxy: Proxy, preamble: str, tests: str, entry_point: str) -> dict[str, str]:
+def preamble(prompt: str) -> str:
+    """The prompt as code that can run before the tests, for the helpers that it defines.
+
+    Ends in a stub of the entry point.  Empty when the prompt alone cannot be made to parse.
+    """
+    for text in (prompt, prompt.rstrip() + "\n    pass\n"):
+        try:
+            compile(text, "<prompt>", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError):
+            continue
+        return text
+    return ""
+
+
+def judge(proxy: Proxy, prompt: str, tests: str, entry_point: str) -> dict[str, str]:
     """Runs ``check(proxy)``; returns what to report, without the nonce."""
     namespace: dict[str, Any] = {"__name__": "tests"}
     try:
-        exec(compile(preamble, "<preamble>", "exec", dont_inherit=True), namespace)
+        exec(compile(preamble(prompt), "<prompt>", "exec", dont_inherit=True), namespace)
         namespace[entry_point] = proxy
         exec(compile(tests, "<tests>", "exec", dont_inherit=True), namespace)
         check = namespace["check"]
@@ -173,7 +187,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"], request["memory_bytes"]))
     with socket.socket(fileno=request["channel"]) as channel:
         proxy = Proxy(channel)
-        report = judge(proxy, request["preamble"], request["tests"], request["entry_point"])
+        report = judge(proxy, request["prompt"], request["tests"], request["entry_point"])
     if report["outcome"] == "passed":
         report["nonce"] = request["nonce"]
     os.write(result_descriptor, json.dumps(report).encode() + b"\n")

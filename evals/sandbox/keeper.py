@@ -54,21 +54,21 @@ def _count_tasks(user: int) -> int:
     return count
 
 
-def _limit_processes(extra: int) -> None:
-    """Allows ``extra`` processes and threads beyond those that the user has already."""
-    limit = extra
+def _limit_processes(extra: int, tasks: int, active: isolation.Isolation) -> None:
+    """Allows ``extra`` processes and threads, to a user who had ``tasks`` outside of the sandbox."""
     _, most = resource.getrlimit(resource.RLIMIT_NPROC)
-    resource.setrlimit(resource.RLIMIT_NPROC, (_at_most(limit, most), most))
-    # In a fresh user namespace, or as a user of our own, the count starts at zero.  Otherwise (or
-    # before Linux 5.14) all processes of the user count, and a first fork tells.
+    # As a user of our own, or in a fresh user namespace, the kernel counts from zero ...
+    counted_from_zero = active.unprivileged_user or active.processes
+    limit = _at_most(extra if counted_from_zero else extra + tasks, most)
+    resource.setrlimit(resource.RLIMIT_NPROC, (limit, most))
     try:
         child = os.fork()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
     except BlockingIOError:
-        limit = extra + _count_tasks(os.getuid())
-    limit = _at_most(limit, most)
+        # ... but for namespaces only since Linux 5.14.
+        limit = _at_most(extra + tasks, most)
     resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
 
 
@@ -89,16 +89,13 @@ def _prepare_candidate(request: dict[str, Any], active: isolation.Isolation) -> 
     folder = request["folder"]
     channel = socket.socket(fileno=request["channel"])
     os.setsid()
-    # Should the machine run out of memory, this is the process to kill.
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")
     isolation.become_unprivileged(active, folder, request["number"])
     if not active.processes:
         linux.die_with_parent(signal.SIGKILL)
     os.mkdir(os.path.join(folder, _FOLDER))
     os.chdir(os.path.join(folder, _FOLDER))
     os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
-    _limit_processes(request["limits"]["processes"])
+    _limit_processes(request["limits"]["processes"], request["tasks"], active)
     _limit_resources(request["limits"])
     _report(event="ready", isolation=asdict(active))
 
@@ -204,6 +201,10 @@ def _init_process(request: dict[str, Any], active: isolation.Isolation, private_
 def main() -> None:
     request = json.loads(sys.stdin.buffer.readline())
     request["number"] = os.getpid()
+    request["tasks"] = _count_tasks(os.getuid()) if os.getuid() != 0 else 0
+    # Should the machine run out of memory, kill from here down: the largest will be the program.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")
     active = isolation.Isolation()
     private_mounts = request["namespaces"] and isolation.enter_namespaces(active)
     init = os.fork()

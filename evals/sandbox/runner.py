@@ -201,7 +201,7 @@ class Sandbox:
         }
         judge_request = {
             "channel": judge_channel.fileno(),
-            "preamble": preamble(problem),
+            "prompt": problem.prompt,
             "tests": problem.test,
             "entry_point": problem.entry_point,
             "nonce": nonce,
@@ -216,7 +216,9 @@ class Sandbox:
         ):
             assert keeper.stdin is not None and keeper.stdout is not None and judge.stdout is not None
             events = _Lines(keeper.stdout)
-            active = _wait_until_ready(events)
+            ready = _next_event(events, _START_SECONDS)
+            if ready is None:
+                raise EvaluationError(f"the sandbox did not start a program within {_START_SECONDS:g} s")
             start = time.monotonic()
             try:
                 report = _Lines(judge.stdout).next(start + limits.timeout_seconds)
@@ -226,31 +228,28 @@ class Sandbox:
             ended = None
             if report is not None and report["outcome"] == "gone":
                 # A process that is ending closes its connection first; its own end says more.
-                with contextlib.suppress(TimeoutError):
-                    ended = events.next(time.monotonic() + _END_SECONDS)
+                ended = _next_event(events, _END_SECONDS)
             keeper.stdin.close()
-            with contextlib.suppress(TimeoutError):
-                ended = ended or events.next(time.monotonic() + _STOP_SECONDS)
+            ended = ended or _next_event(events, _STOP_SECONDS)
         if report is not None and report["outcome"] == "broken":
             raise EvaluationError(f"{problem.task_id} cannot be judged: {report['detail']}")
-        status, detail = _decide(report, ended, nonce)
-        return Verdict(status, detail, seconds), active
+        status, detail = decide(report, ended, nonce)
+        return Verdict(status, detail, seconds), dict(ready["isolation"])
 
 
-def _wait_until_ready(events: _Lines) -> dict[str, bool]:
+def _next_event(events: _Lines, seconds: float) -> dict[str, Any] | None:
+    """Init's next event; None when it says nothing for ``seconds`` or has ended."""
     try:
-        event = events.next(time.monotonic() + _START_SECONDS)
+        event = events.next(time.monotonic() + seconds)
     except TimeoutError:
-        raise EvaluationError(f"the sandbox did not start within {_START_SECONDS:g} s") from None
-    if event is None:
-        raise EvaluationError("the sandbox ended before it ran the program")
-    if event["event"] != "ready":
+        return None
+    if event is not None and event["event"] == "error":
         raise EvaluationError(f"the sandbox cannot run programs here: {event['detail']}")
-    return dict(event["isolation"])
+    return event
 
 
-def _decide(report: dict[str, Any] | None, ended: dict[str, Any] | None, nonce: str) -> tuple[Status, str]:
-    """The status and its reason, from what the judge reported and how the candidate's process ended."""
+def decide(report: dict[str, Any] | None, ended: dict[str, Any] | None, nonce: str) -> tuple[Status, str]:
+    """The status and its reason, from the judge's report and init's (see those modules); None: silence."""
     if report is None:
         return "failed", "the tests ended without a verdict on this program's answers"
     outcome, detail = report["outcome"], report.get("detail", "")
@@ -276,17 +275,3 @@ def _how_it_ended(ended: dict[str, Any] | None) -> tuple[Status, str]:
     if ended["signal"] == signal.SIGXCPU:
         return "timeout", "more processor time than allowed"
     return "crashed", f"the program's process was killed by {signal.Signals(ended['signal']).name}"
-
-
-def preamble(problem: Problem) -> str:
-    """The problem's prompt as code that the tests can run first, for the helpers that it defines.
-
-    Ends in a stub of the entry point.  Empty when the prompt alone cannot be made to parse.
-    """
-    for text in (problem.prompt, problem.prompt.rstrip() + "\n    pass\n"):
-        try:
-            compile(text, "<prompt>", "exec", dont_inherit=True)
-        except SyntaxError:
-            continue
-        return text
-    return ""

@@ -2,8 +2,9 @@
 
 Only plain values cross: None, bool, int, float, complex, str, bytes, list, tuple, dict, set,
 frozenset, range, and the standard library's deque, Decimal and Fraction.  Subclasses (Counter,
-OrderedDict, defaultdict, named tuples, IntEnum, ...) cross as the builtin that they extend, lazy
-iterators as an iterator over their items, numpy scalars and arrays through ``item`` and ``tolist``.
+OrderedDict, defaultdict, named tuples, IntEnum, ...) cross as the builtin that they extend, bytearray
+as bytes, lazy iterators and views of a dict as an iterator over their items, numpy scalars and arrays
+through ``item`` and ``tolist``.
 Whatever :func:`loads` returns was built here out of trusted types, so comparing it is honest no
 matter what the sender did.
 
@@ -39,6 +40,9 @@ _ITERATORS: tuple[type, ...] = (
     type(reversed([])),
     type(iter(())),
     type(iter(set())),
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
     type(iter({})),
     type(iter({}.values())),
     type(iter({}.items())),
@@ -73,8 +77,8 @@ class _Encoder:
             return str.__str__(value)
         if isinstance(value, complex):
             return ["complex", [complex.real.__get__(value), complex.imag.__get__(value)]]
-        if isinstance(value, bytes):
-            return ["bytes", bytes.hex(value)]
+        if isinstance(value, (bytes, bytearray)):
+            return ["bytes", bytes(value).hex()]
         if isinstance(value, dict):
             pairs = [[self.encode(k, depth + 1), self.encode(v, depth + 1)] for k, v in dict.items(value)]
             return ["dict", pairs]

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from evals.generate import CanonicalGenerator, EngineGenerator, complete, sample_seed
 from evals.problems import Problem
-from laneformer.errors import RequestError
+from laneformer.errors import EvaluationError, RequestError
 
 
 @dataclass
@@ -24,6 +25,7 @@ class FakeEngine:
     requests: list[dict[str, Any]] = field(default_factory=list)
     yielded: int = 0
     closed: bool = False
+    stream: Iterator[Step] | None = None
 
     @property
     def tokenizer(self) -> FakeEngine:
@@ -36,6 +38,11 @@ class FakeEngine:
         self.requests.append({"token_ids": token_ids, **options})
         if len(token_ids) > 200:
             raise RequestError("the prompt is\ntoo long")
+        # Kept, so that only an explicit close ends it early.
+        self.stream = self._steps()
+        return self.stream
+
+    def _steps(self) -> Iterator[Step]:
         try:
             for piece in self.pieces:
                 self.yielded += 1
@@ -61,6 +68,30 @@ def test_generation_ends_where_the_stop_rule_says(increment: Problem) -> None:
     assert completion.text == "    return x\nprint(1)\nmore"
     assert engine.yielded == 3
     assert engine.closed
+
+
+def test_a_model_without_a_tokenizer_is_an_error() -> None:
+    with pytest.raises(EvaluationError, match="no tokenizer"):
+        EngineGenerator(SimpleNamespace(tokenizer=None))
+
+
+def test_any_generator_is_closed_early(increment: Problem) -> None:
+    class Kept:
+        def generate_text(self, prompt: str, **_: Any) -> Iterator[str]:
+            self.stream = self._pieces()
+            return self.stream
+
+        def _pieces(self) -> Iterator[str]:
+            self.closed = False
+            try:
+                yield "    return x\nprint(1)\n"
+                yield "rest"
+            finally:
+                self.closed = True
+
+    generator = Kept()
+    complete(generator, increment, **OPTIONS)
+    assert generator.closed
 
 
 def test_speed_is_measured(increment: Problem) -> None:

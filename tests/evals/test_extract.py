@@ -20,7 +20,8 @@ def _run(completion: str, prompt: str = PROMPT, entry_point: str = "f") -> dict[
     program = extract_program(prompt, completion, entry_point)
     assert program is not None
     namespace: dict[str, Any] = {}
-    exec(program, namespace)
+    # Without this file's own __future__ imports, as the sandbox runs it.
+    exec(compile(program, "<program>", "exec", dont_inherit=True), namespace)
     return namespace
 
 
@@ -41,7 +42,7 @@ def test_canonical_solutions_keep_their_meaning(humaneval: list[Problem]) -> Non
         "\nif __name__ == '__main__':\n    f(undefined)\n",
         "\nassert False\n",
         "\nfor x in undefined:\n    pass\n",
-        "\nNote: this adds one\n",
+        "\nNote: simple\n",
         "\nThis function (as asked) adds one.\n",
         "\n```\n\nIt adds one, as in\n\n```python\nf(undefined)\n```\n",
         "\ndef f(x):\n    return None\n",

@@ -73,6 +73,7 @@ def test_other_exceptions_arrive_as_their_nearest_builtin(judge: Run) -> None:
 )
 def test_only_ordinary_builtin_exceptions_are_rebuilt(names: list[str], expected: type) -> None:
     assert type(rebuild_exception(names, ("text",))) is expected
+    assert type(rebuild_exception(["ExceptionGroup", "Exception"], ("text", [1]))) is Exception
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from evals.problems import Problem
-from evals.sandbox.runner import Limits, Sandbox, Verdict
+from evals.sandbox.runner import Limits, Sandbox, Verdict, decide
 from laneformer.errors import EvaluationError
 
 RIGHT = "def f(x):\n    return x + 1\n"
@@ -136,6 +137,7 @@ SLOW_PROGRAMS = [
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass\n",
         "timeout",
     ),
+    ("allocates_more_than_allowed", "def f(x):\n    bytearray(300 << 20)\n    return x + 1\n", "memory"),
     ("grows", "hoard = []\nwhile True:\n    hoard.append(bytes(1 << 20))\n", "memory"),
 ]
 
@@ -265,8 +267,11 @@ def f(what):
         return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
     if what == "user":
         return os.getuid()
-    if what == "capabilities":
-        return [line.split()[1] for line in open("/proc/self/status") if line.startswith("CapEff")]
+    if what == "first to kill":
+        return open("/proc/self/oom_score_adj").read().strip()
+    if what == "privileges":
+        wanted = ("CapEff", "NoNewPrivs")
+        return [line.split()[1] for line in open("/proc/self/status") if line.startswith(wanted)]
     with open("/tmp/written-by-a-program", "x"):
         os.remove("/tmp/written-by-a-program")
 """
@@ -278,7 +283,8 @@ def f(what):
     }
     for name, check in checks.items():
         assert (judge(program, check).status == "passed") is active[name], name
-    assert judge(program, "assert candidate('capabilities') == ['0' * 16]").status == "passed"
+    assert judge(program, "assert candidate('privileges') == ['0' * 16, '1']").status == "passed"
+    assert judge(program, "assert candidate('first to kill') == '1000'").status == "passed"
 
 
 def test_the_environment_is_clean(judge: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,6 +333,20 @@ def test_hidden_paths_are_hidden(judge: Any) -> None:
             (folder / name).unlink(missing_ok=True)
         (folder / "inner").rmdir()
         folder.rmdir()
+
+
+def test_only_the_nonce_and_a_kept_folder_make_a_pass() -> None:
+    ended = {"code": None, "signal": 9, "stopped": True, "folder_kept": True}
+    passed = {"outcome": "passed", "nonce": "right"}
+    assert decide(passed, ended, "right")[0] == "passed"
+    assert decide(passed | {"nonce": "wrong"}, ended, "right")[0] == "crashed"
+    assert decide({"outcome": "passed"}, ended, "right")[0] == "crashed"
+    assert decide(passed, ended | {"folder_kept": False}, "right")[0] == "failed"
+    assert decide(passed, None, "right")[0] == "crashed"
+    assert decide(None, ended, "right")[0] == "failed"
+    assert (
+        decide({"outcome": "gone"}, ended | {"signal": signal.SIGXCPU, "stopped": False}, "")[0] == "timeout"
+    )
 
 
 def test_sandboxes_run_side_by_side(increment: Problem) -> None:

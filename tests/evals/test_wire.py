@@ -88,6 +88,7 @@ class Color(IntEnum):
         (Point(1, 2), (1, 2)),
         (Color.RED, 3),
         (deque([1, 2], maxlen=2), deque([1, 2])),
+        (bytearray(b"ab"), b"ab"),
         (Decimal("1.50"), Decimal("1.50")),
         (Fraction(1, 3), Fraction(1, 3)),
     ],
@@ -100,6 +101,7 @@ def test_iterators_stay_iterators() -> None:
     arrived = wire.loads(wire.dumps(x * x for x in range(3)))
     assert arrived != [0, 1, 4]
     assert list(arrived) == [0, 1, 4]
+    assert list(wire.loads(wire.dumps({"a": 1}.items()))) == [("a", 1)]
 
 
 def test_numpy_values_cross_as_plain_ones() -> None:
