@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_hydra(arguments[1:])
         return _run_plain(arguments)
     except LaneformerError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -74,7 +74,7 @@ def _with_hydra(name: str, overrides: Sequence[str], task: Callable[[DictConfig]
         try:
             task(values)
         except LaneformerError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
             raise SystemExit(EXIT_USER_ERROR) from None
 
     before = sys.argv

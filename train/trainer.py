@@ -33,6 +33,7 @@ from laneformer.errors import TrainingError
 from laneformer.model import LaneformerForCausalLM
 from laneformer.parameters import parameter_count
 from train import checkpoints, random_state
+from train.allocator import keep_freed_memory
 from train.config import TrainConfig
 from train.data.packing import Batch, HeldOutBatches, PackedSequences
 from train.data.prepare import prepare
@@ -78,6 +79,8 @@ class Trainer:
         random_state.seed_everything(config.seed)
         self.device = select_device(config.device)
         self.precision = select_precision(config.precision, self.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.dataset = prepare(config.data)
         self.model_config = model_config(config, self.dataset.tokenizer)
         self.trained_on = trained_on(config, self.model_config, self.dataset)

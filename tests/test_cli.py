@@ -1,0 +1,211 @@
+"""The ``laneformer`` command: bad input is one line on stderr and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from laneformer.cli import COMMANDS, HYDRA_COMMANDS, main
+from tests.tiny_models import RandomWeights, byte_level_tokenizer, tiny_config, write_checkpoint
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint to damage."""
+    return write_checkpoint(tmp_path / "model", tiny_config(), byte_level_tokenizer())
+
+
+@pytest.fixture
+def engine_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The same model as an engine file."""
+    path = tmp_path / "model.engine"
+    assert main(["export", str(folder), str(path)]) == 0
+    capsys.readouterr()
+    return path
+
+
+def set_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def set_tensors(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    tensors = RandomWeights(tiny_config()).tensors
+    change(tensors)
+    write_checkpoint(folder, tiny_config(), byte_level_tokenizer(), tensors=tensors)
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def poison(tensors: dict[str, np.ndarray]) -> None:
+    tensors["model.norm.weight"][3] = np.nan
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing weights": (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors nor"),
+    "truncated weights": (truncate, "truncated or not a safetensors file"),
+    "missing tensor": (
+        lambda f: set_tensors(f, lambda t: t.pop("model.norm.weight")),
+        "tensor model.norm.weight is missing",
+    ),
+    "extra tensor": (
+        lambda f: set_tensors(f, lambda t: t.update(bias=np.ones(3, np.float32))),
+        "unexpected tensor bias of shape [3]",
+    ),
+    "wrong shape": (
+        lambda f: set_tensors(f, lambda t: t.update({"model.norm.weight": np.ones(5, np.float32)})),
+        "tensor model.norm.weight has shape [5], config.json asks for [32]",
+    ),
+    "unknown key": (lambda f: set_config(f, logit_scale=2.0), "unknown key logit_scale"),
+    "lanes do not divide": (lambda f: set_config(f, num_lanes=3), "num_lanes (3) does not divide"),
+    "NaN weights": (lambda f: set_tensors(f, poison), "tensor model.norm.weight holds 1 values that are NaN"),
+    "foreign tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "not a tokenizer.json"),
+}
+
+
+def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must fail as a user error; the one line that it printed."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+@pytest.mark.parametrize("command", ["generate", "export", "evaluate", "bench"])
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damaged_checkpoint(
+    folder: Path, tmp_path: Path, command: str, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage, message = DAMAGE[case]
+    damage(folder)
+    arguments = {
+        "generate": ["generate", str(folder), "--prompt", "x"],
+        "export": ["export", str(folder), str(tmp_path / "out")],
+        "evaluate": ["evaluate", "humaneval", "--model", str(folder), "--output", str(tmp_path / "out")],
+        "bench": ["bench", "decode", str(folder)],
+    }[command]
+    assert message in error_line(arguments, capsys)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--token-ids", "5,320"], "token id 320 at position 1 is outside the vocabulary"),
+        (["--token-ids", ",".join(["7"] * 65)], "65 token ids exceed the context of 64"),
+        (["--token-ids", "x"], "token"),
+        (["--prompt", "x", "--top-p", "0"], "top_p must be above 0"),
+        (["--prompt", "x", "--backend", "abacus"], "unknown backend 'abacus'"),
+        (["--prompt-file", "no such file"], "no such file"),
+    ],
+)
+def test_bad_request(
+    engine_file: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in error_line(["generate", str(engine_file), *arguments], capsys)
+
+
+def test_engine_file_of_another_version(engine_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = engine_file.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"]["version"] = "999"
+    text = json.dumps(header).encode()
+    engine_file.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+    assert "999" in error_line(["generate", str(engine_file), "--prompt", "x"], capsys)
+
+
+def test_missing_and_truncated_engine_file(engine_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no such" in error_line(["generate", "nowhere", "--prompt", "x"], capsys)
+    engine_file.write_bytes(engine_file.read_bytes()[:-1])
+    assert "truncated" in error_line(["generate", str(engine_file), "--prompt", "x"], capsys)
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "laneformer", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["prepare", "data=files", "data.paths=[nothing/*.txt]", "data.folder=out"], "nothing/*.txt"),
+        (["prepare", "data=files", "data.folder=out"], "data.paths is empty"),
+        (["train", "data=files", "data.paths=[nothing/*.txt]", "data.folder=out"], "nothing/*.txt"),
+        (["train", "steps=0"], "steps must be at least 1"),
+    ],
+)
+def test_hydra_commands_fail_on_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    listed = capsys.readouterr().out
+    for command in (*COMMANDS, *HYDRA_COMMANDS):
+        assert f"  {command} " in listed
+    for command in COMMANDS:
+        with pytest.raises(SystemExit) as caught:
+            main([command, "--help"])
+        assert caught.value.code == 0
+        assert f"usage: laneformer {command}" in capsys.readouterr().out
+
+
+def test_generate_streams_text_without_torch(engine_file: Path, tmp_path: Path) -> None:
+    without_torch = (
+        "import sys; sys.modules['torch'] = None; from laneformer.cli import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", without_torch, "generate", str(engine_file), "--prompt", "hel", "--json"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--max-new-tokens", "4"], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    tokens = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(tokens) == 4
+    assert tokens[-1]["finish_reason"] == "length"
+
+
+def test_doctor_reports_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["engine (numpy)"]["state"] == "yes"
+    assert f"numpy {np.__version__}" in findings["engine (numpy)"]["detail"]
+
+
+def test_doctor_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from laneformer import doctor
+
+    installed = doctor.installed_version
+    monkeypatch.setattr(
+        doctor, "installed_version", lambda name: None if name == "wandb" else installed(name)
+    )
+    assert main(["doctor"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("log to Weights")]
+    assert "no" in line.split()
+    assert "missing wandb: pip install 'laneformer[train]'" in line
