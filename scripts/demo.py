@@ -3,7 +3,7 @@
 Run by ``make demo``; each command is printed as one would type it.  Ends with the engine's greedy tokens
 held against PyTorch's.  A second run finds data and checkpoint in place and goes on from there.
 
-    python scripts/demo.py [--steps 150] [--limit 164]
+    python scripts/demo.py [--steps 800] [--limit 164]
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=150, help="optimizer steps of 4,096 tokens")
+    parser.add_argument("--steps", type=int, default=800, help="optimizer steps of 1,024 tokens")
     parser.add_argument("--limit", type=int, default=164, help="HumanEval problems")
     arguments = parser.parse_args()
     started = time.perf_counter()
 
     heading("1. Data and training: an 8-lane, delay-2 Laneformer on this machine's Python files")
     run("laneformer", "train", "name=demo", f"run_dir={RUN}", "data.folder=data/demo",
-        f"steps={arguments.steps}", "optimizer.learning_rate=3e-3", "schedule.warmup_steps=20",
-        "schedule.decay_fraction=0.4", "checkpoint.every=50", "held_out.every=50",
-        "held_out.max_tokens=100000")  # fmt: skip
+        f"steps={arguments.steps}", "batch_size=4", "optimizer.learning_rate=3e-3",
+        "schedule.warmup_steps=50", "schedule.decay_fraction=0.4", "checkpoint.every=200", "held_out.every=200",
+        "held_out.max_tokens=200000", "log.every=40")  # fmt: skip
 
     heading("2. HumanEval: does what it writes pass the tests?")
-    run("evaluate", "humaneval", "--model", f"{RUN}/last", "--output", f"{RUN}/humaneval_final",
-        "--limit", str(arguments.limit), "--max-new-tokens", "128")  # fmt: skip
+    run("evaluate", "humaneval", "--model", f"{RUN}/last",
+        "--output", f"{RUN}/humaneval/after_{arguments.steps}_steps", "--limit", str(arguments.limit), "--max-new-tokens", "128")  # fmt: skip
 
     heading("3. Export to the framework-free engine")
     run("laneformer", "export", f"{RUN}/last", str(ENGINE_FILE), "--overwrite")

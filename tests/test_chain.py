@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +12,10 @@ import torch
 
 from infer import Engine
 from laneformer import LaneformerForCausalLM
+from tests.environment import ENVIRONMENT
 from tests.train.conftest import write_texts
 from train.torch_backend import TorchBackend
 
-ROOT = Path(__file__).parents[1]
 MODEL = [
     "model.hidden_size=32",
     "model.num_hidden_layers=4",
@@ -26,11 +25,10 @@ MODEL = [
 
 
 def run(module: str, *arguments: str, cwd: Path) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=cwd,
-        env=environment,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=300,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import subprocess
 import sys
@@ -14,9 +13,8 @@ import numpy as np
 import pytest
 
 from laneformer.cli import COMMANDS, HYDRA_COMMANDS, main
+from tests.environment import ENVIRONMENT
 from tests.tiny_models import RandomWeights, byte_level_tokenizer, tiny_config, write_checkpoint
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -138,9 +136,8 @@ def test_missing_and_truncated_engine_file(engine_file: Path, capsys: pytest.Cap
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "laneformer", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +176,8 @@ def test_generate_streams_text_without_torch(engine_file: Path, tmp_path: Path) 
         "import sys; sys.modules['torch'] = None; from laneformer.cli import main; sys.exit(main())"
     )
     command = [sys.executable, "-c", without_torch, "generate", str(engine_file), "--prompt", "hel", "--json"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "--max-new-tokens", "4"], env=environment, cwd=tmp_path, capture_output=True, text=True
+        [*command, "--max-new-tokens", "4"], env=ENVIRONMENT, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     tokens = [json.loads(line) for line in done.stdout.splitlines()]

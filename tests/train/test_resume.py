@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from laneformer.errors import TrainingError
+from tests.environment import ENVIRONMENT
 from train import checkpoints
 from train.config import CheckpointConfig, TrainConfig
 from train.data.config import DataConfig
@@ -83,9 +84,7 @@ trainer.train(config)
 def start(tmp_path: Path, code: str, config: TrainConfig, *arguments: str) -> subprocess.Popen[str]:
     (tmp_path / "config.pickle").write_bytes(pickle.dumps(config))
     command = [sys.executable, "-c", code, str(tmp_path / "config.pickle"), *arguments]
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root, env=environment)
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
 @pytest.mark.parametrize(

@@ -207,8 +207,12 @@ def test_folder_of_another_program_is_left_alone(make_config: MakeConfig, tmp_pa
 
 
 def test_progress_is_shown_on_request(
-    make_config: MakeConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make_config: MakeConfig,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     prepare(make_config(tmp_path / "quiet", max_documents=50), progress=False)
     assert capfd.readouterr() == ("", "")
     prepare(make_config(tmp_path / "shown", max_documents=50), progress=True)

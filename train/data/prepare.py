@@ -22,6 +22,7 @@ the first unfinished one; every file comes out as if nothing had happened.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -201,5 +202,14 @@ def _require_both_splits(manifest: Manifest, selection: Selection) -> None:
 
 
 def _bar(description: str, total: int | None, progress: bool) -> tqdm:
-    disable = None if progress else True  # None: shown on a terminal, not in a log
-    return tqdm(desc=description, total=total, unit="B", unit_scale=True, disable=disable, dynamic_ncols=True)
+    on_terminal = sys.stderr.isatty()
+    return tqdm(
+        desc=description,
+        total=total,
+        unit="B",
+        unit_scale=True,
+        disable=not progress,
+        dynamic_ncols=True,
+        delay=0.0 if on_terminal else 10.0,  # into a log only what takes long, and seldom
+        mininterval=0.1 if on_terminal else 10.0,
+    )
