@@ -23,6 +23,19 @@ from train.torch_backend import TorchBackend
 
 RUN = Path("runs/demo")
 ENGINE_FILE = RUN / "model.engine"
+TRAINING = (
+    f"run_dir={RUN}",
+    "data.folder=data/demo",
+    "model=small",
+    "batch_size=4",
+    "optimizer.learning_rate=3e-3",
+    "schedule.warmup_steps=50",
+    "schedule.decay_fraction=0.4",
+    "checkpoint.every=200",
+    "held_out.every=200",
+    "held_out.max_tokens=200000",
+    "log.every=40",
+)
 PROMPTS = ("def fibonacci(n):\n", "import os\n\n\nclass ", "for index, value in enumerate(")
 NEW_TOKENS = 48
 
@@ -38,14 +51,12 @@ def main() -> int:
     started = time.perf_counter()
 
     heading("1. Data and training: an 8-lane, delay-2 Laneformer on this machine's Python files")
-    run("laneformer", "train", "name=demo", f"run_dir={RUN}", "data.folder=data/demo",
-        f"steps={arguments.steps}", "batch_size=4", "optimizer.learning_rate=3e-3",
-        "schedule.warmup_steps=50", "schedule.decay_fraction=0.4", "checkpoint.every=200", "held_out.every=200",
-        "held_out.max_tokens=200000", "log.every=40")  # fmt: skip
+    run("laneformer", "train", *TRAINING, f"steps={arguments.steps}")
 
     heading("2. HumanEval: does what it writes pass the tests?")
-    run("evaluate", "humaneval", "--model", f"{RUN}/last",
-        "--output", f"{RUN}/humaneval/after_{arguments.steps}_steps", "--limit", str(arguments.limit), "--max-new-tokens", "128")  # fmt: skip
+    scores = RUN / "humaneval" / f"after_{arguments.steps}_steps"
+    problems = ["--limit", str(arguments.limit), "--max-new-tokens", "128"]
+    run("evaluate", "humaneval", "--model", f"{RUN}/last", "--output", str(scores), *problems)
 
     heading("3. Export to the framework-free engine")
     run("laneformer", "export", f"{RUN}/last", str(ENGINE_FILE), "--overwrite")
