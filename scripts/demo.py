@@ -3,7 +3,7 @@
 Run by ``make demo``; each command is printed as one would type it.  Ends with the engine's greedy tokens
 held against PyTorch's.  A second run finds data and checkpoint in place and goes on from there.
 
-    python scripts/demo.py [--steps 800] [--limit 164]
+    python scripts/demo.py [--steps 1000] [--limit 164]
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=800, help="optimizer steps of 1,024 tokens")
+    parser.add_argument("--steps", type=int, default=1000, help="optimizer steps of 1,024 tokens")
     parser.add_argument("--limit", type=int, default=164, help="HumanEval problems")
     arguments = parser.parse_args()
     started = time.perf_counter()
