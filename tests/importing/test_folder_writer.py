@@ -33,7 +33,7 @@ def fill_at_last_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
         """A file that takes 100 kB and then no more."""
 
         def __init__(self, path: Path, mode: str) -> None:
-            self.file, self.left = open(path, mode), 100_000
+            self.file, self.left = path.open(mode), 100_000
 
         def write(self, data: memoryview | bytes) -> int:
             self.left -= memoryview(data).nbytes
