@@ -18,6 +18,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -87,12 +88,13 @@ def main() -> int:
     }
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(result, indent=1)
+        text = re.sub(r"\[[\d,\s]+\]", lambda ids: " ".join(ids[0].split()), text)  # token ids in one line
+        arguments.json.write_text(text + "\n", encoding="utf-8")
     for form in forms:
         print(", ".join(f"{name} {value}" for name, value in form.items()))
-    print(
-        f"smallest gap of the two best logits {result['smallest_gap']:.2g}; below {CLOSE:g}: {close or 'none'}"
-    )
+    print(f"smallest gap of the two best logits {result['smallest_gap']:.2g}")
+    print(f"gaps below {CLOSE:g}: {close or 'none'}")
     return int(any(form["engine_differing_tokens"] or form["pytorch_differing_tokens"] for form in forms))
 
 
