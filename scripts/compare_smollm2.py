@@ -65,6 +65,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     gguf_file = find_gguf()
+    conditions = describe(gguf_file, arguments)
     reference, prompts = run_reference(gguf_file, PROMPTS[: arguments.prompts], arguments.new_tokens)
     forms = []
     for lanes in arguments.lanes:
@@ -77,7 +78,7 @@ def main() -> int:
         for position, gap in enumerate(answer["gaps"])
         if gap < CLOSE
     ]
-    result = describe(gguf_file, arguments) | {
+    result = conditions | {
         "smallest_gap": min(float(min(answer["gaps"])) for answer in reference),
         "gaps_below_1e-3": close,
         "forms": forms,

@@ -17,6 +17,8 @@ from laneformer.errors import CheckpointError, LaneformerError
 # Stored as they are; every other type is dequantized to float32.
 _PLAIN_TYPES = {"F32": ("float32", "<f4"), "F16": ("float16", "<f2"), "BF16": ("bfloat16", "<u2")}
 
+_PIECE = 1 << 22  # elements that are dequantized at a time: the package needs several copies of them
+
 
 class GgufFile:
     """A GGUF file, mapped.  Raises :class:`CheckpointError` where it is damaged, split or big-endian."""
@@ -64,13 +66,18 @@ class GgufFile:
         if kind in _PLAIN_TYPES:
             values: np.ndarray = tensor.data.view(_PLAIN_TYPES[kind][1])
             return values.reshape(self.shape(name))
+        values = np.empty(self.shape(name), "<f4")
+        by_row, stored = values.reshape(-1, values.shape[-1]), tensor.data.reshape(-1, tensor.data.shape[-1])
+        step = max(1, _PIECE // values.shape[-1])
+        dequantize = _package().dequantize
         try:
-            values = _package().dequantize(tensor.data, tensor.tensor_type)
+            for start in range(0, len(by_row), step):
+                by_row[start : start + step] = dequantize(stored[start : start + step], tensor.tensor_type)
         except NotImplementedError:
             raise CheckpointError(
                 f"{self.path}: tensor {name} has type {kind}, which the gguf package cannot dequantize"
             ) from None
-        return values.astype("<f4", copy=False).reshape(self.shape(name))
+        return values
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number of the metadata; :class:`CheckpointError` where it is missing without a default."""

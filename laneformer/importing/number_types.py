@@ -1,6 +1,11 @@
-"""Turning stored values into another floating-point type, without losing any silently."""
+"""Turning stored values into another floating-point type, without losing any silently.
+
+Everything works in pieces, so that a large tensor needs no temporary copies of itself.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -9,13 +14,15 @@ from laneformer.tensors import bfloat16_to_float32, float32_to_bfloat16
 
 # Bits of the exponent: all set in infinity and NaN.
 _EXPONENTS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
+_STORED = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
+_PIECE = 1 << 22  # elements
 _UNSIGNED = {"float32": np.uint32, "float16": np.uint16, "bfloat16": np.uint16}
 
 
 def count_not_finite(raw: np.ndarray, dtype: str) -> int:
     """How many stored values are NaN or infinite; bfloat16 as uint16."""
-    exponents = raw.view(_UNSIGNED[dtype]) & _EXPONENTS[dtype]
-    return int(np.count_nonzero(exponents == _EXPONENTS[dtype]))
+    bits, exponent = raw.reshape(-1).view(_UNSIGNED[dtype]), _EXPONENTS[dtype]
+    return sum(int(np.count_nonzero((bits[piece] & exponent) == exponent)) for piece in _pieces(bits.size))
 
 
 def check_finite(name: str, raw: np.ndarray, dtype: str) -> None:
@@ -32,15 +39,21 @@ def converted(name: str, raw: np.ndarray, dtype: str, target: str) -> np.ndarray
     """
     if dtype == target:
         return raw
-    values = bfloat16_to_float32(raw) if dtype == "bfloat16" else raw.astype(np.float32)
-    bits = _rounded(values, target)
+    stored = raw.reshape(-1)
+    bits = np.empty(stored.size, _STORED[target])
+    largest = 0.0
+    for piece in _pieces(stored.size):
+        part = stored[piece]
+        values = bfloat16_to_float32(part) if dtype == "bfloat16" else part.astype(np.float32)
+        bits[piece] = _rounded(values, target)
+        largest = max(largest, float(np.abs(values).max()))
     too_large = count_not_finite(bits, target)
     if too_large:
         raise CheckpointError(
             f"tensor {name} holds {too_large} values too large for {target} "
-            f"(up to {float(np.abs(values).max()):g}); import as float32 or, for float16, as bfloat16"
+            f"(up to {largest:g}); import as float32 or, for float16, as bfloat16"
         )
-    return bits
+    return bits.reshape(raw.shape)
 
 
 def fits_exactly(values: np.ndarray, target: str) -> bool:
@@ -48,6 +61,11 @@ def fits_exactly(values: np.ndarray, target: str) -> bool:
     bits = _rounded(values, target)
     back = bfloat16_to_float32(bits) if target == "bfloat16" else bits.astype(np.float32)
     return bool(np.array_equal(back, values))
+
+
+def _pieces(size: int) -> Iterator[slice]:
+    for start in range(0, size, _PIECE):
+        yield slice(start, start + _PIECE)
 
 
 def _rounded(values: np.ndarray, target: str) -> np.ndarray:
