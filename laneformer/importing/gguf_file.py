@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from laneformer.errors import CheckpointError, LaneformerError
+from laneformer.importing.gguf_structure import check_structure
 
 # Stored as they are; every other type is dequantized to float32.
 _PLAIN_TYPES = {"F32": ("float32", "<f4"), "F16": ("float16", "<f2"), "BF16": ("bfloat16", "<u2")}
@@ -26,6 +27,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         gguf = _package()
+        check_structure(path)
         try:
             reader = gguf.GGUFReader(path)
             self._values = {name: field.contents() for name, field in reader.fields.items()}
@@ -33,8 +35,6 @@ class GgufFile:
         except Exception as error:  # the library raises whatever its parsing runs into
             reason = " ".join(str(error).split()) or type(error).__name__
             raise CheckpointError(f"{path}: truncated or not a GGUF file ({reason})") from None
-        if reader.byte_order != "I":
-            raise CheckpointError(f"{path}: big-endian GGUF files are not supported")
         if self.integer("split.count", 1) > 1:
             raise CheckpointError(f"{path}: one part of a split GGUF file; merge the parts first")
 

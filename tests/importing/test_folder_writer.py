@@ -53,10 +53,21 @@ def fill_at_last_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_writer, "open", FullDisk, raising=False)
 
 
+def fill_at_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = os.rename
+
+    def only_old_ones(source: Path, target: Path) -> None:
+        if source.name.endswith(".partial"):
+            full()
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", only_old_ones)
+
+
 FULL: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "while writing": fill_at_last_tensor,
     "while flushing": lambda patch: patch.setattr(os, "fsync", full),
-    "while naming": lambda patch: patch.setattr(os, "rename", full),
+    "while naming": fill_at_new_name,
 }
 
 

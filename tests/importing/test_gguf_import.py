@@ -173,6 +173,26 @@ def test_a_truncated_file_is_one_clear_error(tmp_path: Path, kept: float) -> Non
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("place", "damage", "message"),
+    [
+        (0, b"GGML", "it does not begin with GGUF"),
+        (4, b"\0\0\0\3", "big-endian files are not supported"),
+        (4, b"\1\0\0\0", "version 1; known: 2, 3"),
+        (14, b"\1", r"281474976710\d+ entries"),  # a count of tensors that would take days to loop over
+        (24, b"\xff\xff\xff", "it ends too early"),  # the length of the first name
+    ],
+)
+def test_damage_of_the_head_is_found_at_once(tmp_path: Path, place: int, damage: bytes, message: str) -> None:
+    config = dense_config()
+    path = write_gguf(tmp_path / "model.gguf", config, dense_tensors(config))
+    data = bytearray(path.read_bytes())
+    data[place : place + len(damage)] = damage
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=message):
+        import_checkpoint(path, tmp_path / "out")
+
+
 def test_random_damage_is_an_error_or_harmless(tmp_path: Path) -> None:
     config = dense_config()
     path = write_gguf(tmp_path / "model.gguf", config, dense_tensors(config), **dunder(BYTE_LEVEL))
