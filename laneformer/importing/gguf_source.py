@@ -44,7 +44,8 @@ KNOWN_KEYS = frozenset({
     "attention.head_count", "attention.head_count_kv", "attention.key_length",
     "attention.layer_norm_rms_epsilon", "attention.value_length", "block_count", "context_length",
     "embedding_length", "expert_count", "expert_used_count", "feed_forward_length", "rope.dimension_count",
-    "rope.freq_base", "rope.scaling.original_context_length", "rope.scaling.type", "vocab_size",
+    "rope.freq_base", "rope.scaling.original_context_length", "rope.scaling.type", "tensor_data_layout",
+    "vocab_size",
 })  # fmt: skip
 
 
