@@ -37,7 +37,7 @@ class Checkpoint:
         if not self.folder.is_dir():
             raise CheckpointError(f"{self.folder}: no such checkpoint folder")
         self.config = LaneformerConfig.from_file(self.folder / "config.json")
-        self._file_of = _open_files(self.folder)
+        self._file_of = open_tensor_files(self.folder)
         check_tensors(
             self.config, {name: file.shape(name) for name, file in self._file_of.items()}, self.folder
         )
@@ -85,8 +85,11 @@ def check_tensors(config: LaneformerConfig, shapes: dict[str, tuple[int, ...]], 
             )
 
 
-def _open_files(folder: Path) -> dict[str, TensorFile]:
-    """Which file holds each tensor, for a single file or an index."""
+def open_tensor_files(folder: Path) -> dict[str, TensorFile]:
+    """Which file holds each tensor, for a single file or an index, whatever the tensors are.
+
+    Raises :class:`CheckpointError` where files are missing, damaged or disagree with the index.
+    """
     index_path = folder / INDEX_FILE
     if not index_path.exists():
         if not (folder / SINGLE_FILE).exists():

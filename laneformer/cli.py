@@ -21,6 +21,12 @@ EXIT_INTERRUPTED = 130
 COMMANDS = {
     "evaluate": ("evals.cli", "add_arguments", "run", "score a model on a problem suite"),
     "export": ("infer.cli", "add_export_arguments", "run_export", "turn a checkpoint into an engine file"),
+    "import": (
+        "laneformer.importing.cli",
+        "add_arguments",
+        "run",
+        "turn a Llama or Qwen3 model (Hugging Face folder, GGUF file) into a checkpoint",
+    ),
     "generate": ("infer.cli", "add_generate_arguments", "run_generate", "continue a prompt"),
     "bench": ("infer.cli", "add_bench_arguments", "run_bench", "measure decoding speed"),
     "doctor": (

@@ -61,6 +61,7 @@ class LaneformerConfig:
 
     ``sliding_layers`` lists the layers (from 0) in which position i sees ``i - sliding_window < j <= i``.
     ``broadcast_delay`` counts layers; 0 means that nothing is late, which is tensor parallelism.
+    ``qk_norm`` norms each head of queries and keys before they turn (RMSNorm over the head, as in Qwen3).
     ``dtype`` is the type in which weights are stored; it does not change the shape of anything.
     """
 
@@ -81,6 +82,7 @@ class LaneformerConfig:
     replicated_rmsn_scale: bool = True
     tie_word_embeddings: bool = False
     head_dim: int | None = None
+    qk_norm: bool = False
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
     norm_eps: float = 1e-5

@@ -20,8 +20,8 @@ REQUIRED = (
 )  # fmt: skip
 PLAIN = (
     *REQUIRED, "num_lanes", "broadcast_delay", "use_early_comm", "lm_head_type", "pre_norm_lane_agg",
-    "replicated_rmsn_scale", "tie_word_embeddings", "head_dim", "rope_theta", "norm_eps", "sliding_window",
-    "bos_token_id", "pad_token_id",
+    "replicated_rmsn_scale", "tie_word_embeddings", "head_dim", "qk_norm", "rope_theta", "norm_eps",
+    "sliding_window", "bos_token_id", "pad_token_id",
 )  # fmt: skip
 OPTIONAL_NULL = ("head_dim", "sliding_window", "bos_token_id", "pad_token_id")
 
@@ -39,7 +39,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "mlp_bias": (False, None),
     "partial_rotary_factor": (1, None),
-    "qk_norm": (False, None),
     "rope_interleaved": (True, None),
 }
 

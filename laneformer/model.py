@@ -76,12 +76,14 @@ class Attention(nn.Module):
         self.wk = LaneLinear(lanes, keys, hidden)
         self.wv = LaneLinear(lanes, keys, hidden)
         self.wo = LaneLinear(lanes, hidden, queries)
+        self.q_norm = make_head_norm(config)
+        self.k_norm = make_head_norm(config)
 
     def forward(
         self, x: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, cache: KeyValueCache | None
     ) -> Tensor:
-        queries = rotate(self._heads(self.wq(x)), *rotation)
-        keys = rotate(self._heads(self.wk(x)), *rotation)
+        queries = rotate(self.q_norm(self._heads(self.wq(x))), *rotation)
+        keys = rotate(self.k_norm(self._heads(self.wk(x))), *rotation)
         values = self._heads(self.wv(x))
         if cache is not None:
             keys, values = cache.append(self.layer, keys, values)
@@ -265,6 +267,11 @@ def make_norm(config: LaneformerConfig, shared: bool | None = None) -> nn.Module
     if config.replicated_rmsn_scale if shared is None else shared:
         return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
     return LaneRMSNorm(config.num_lanes, config.hidden_size, config.norm_eps)
+
+
+def make_head_norm(config: LaneformerConfig) -> nn.Module:
+    """RMSNorm over each head of queries or keys, one scale for all heads; nothing without ``qk_norm``."""
+    return nn.RMSNorm(config.head_size, eps=config.norm_eps) if config.qk_norm else nn.Identity()
 
 
 def make_head(config: LaneformerConfig) -> nn.Module | None:

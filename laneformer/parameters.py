@@ -33,7 +33,7 @@ def parameter_shapes(config: LaneformerConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor of a checkpoint with its shape, in the order in which a token meets them.
 
     Row linears (wq, wk, wv, w1, w3) are ``[lane, out / lanes, in]``, column linears (wo, w2)
-    ``[lane, out, in / lanes]``.
+    ``[lane, out, in / lanes]``.  The norms of queries and keys are ``[head]``, shared by all heads.
     """
     lanes, hidden, head = config.num_lanes, config.hidden_size, config.head_size
     queries = config.num_attention_heads * head // lanes
@@ -47,6 +47,9 @@ def parameter_shapes(config: LaneformerConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"{prefix}.attention.wq.weight"] = (lanes, queries, hidden)
         shapes[f"{prefix}.attention.wk.weight"] = (lanes, keys, hidden)
         shapes[f"{prefix}.attention.wv.weight"] = (lanes, keys, hidden)
+        if config.qk_norm:
+            shapes[f"{prefix}.attention.q_norm.weight"] = (head,)
+            shapes[f"{prefix}.attention.k_norm.weight"] = (head,)
         shapes[f"{prefix}.attention.wo.weight"] = (lanes, hidden, queries)
         shapes[norm_name(config, f"{prefix}.ffn_norm")] = norm
         shapes[f"{prefix}.feed_forward.w1.weight"] = (lanes, units, hidden)

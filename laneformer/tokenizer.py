@@ -32,6 +32,7 @@ class Tokenizer:
 
     ``bos_token`` and ``eos_token`` are texts of special tokens; where not given, the usual names are
     looked up in the vocabulary.  Raises :class:`TokenizerError` for a name that is not in it.
+    ``add_bos_token`` is false for models, such as Qwen's, whose texts do not begin with BOS.
     """
 
     def __init__(
@@ -40,11 +41,13 @@ class Tokenizer:
         bos_token: str | None = None,
         eos_token: str | None = None,
         chat_template: str | None = None,
+        add_bos_token: bool = True,
     ) -> None:
         self.library_tokenizer = library_tokenizer
         self.bos_token = bos_token or self._first_known(COMMON_BOS)
         self.eos_token = eos_token or self._first_known(COMMON_EOS)
         self.chat_template = chat_template
+        self.add_bos_token = add_bos_token
         self.bos_id = self._id_of("bos_token", self.bos_token)
         self.eos_id = self._id_of("eos_token", self.eos_token)
 
@@ -88,26 +91,31 @@ class Tokenizer:
             bos_token=_token_text(settings.get("bos_token")),
             eos_token=_token_text(settings.get("eos_token")),
             chat_template=_default_template(settings.get("chat_template")),
+            add_bos_token=settings.get("add_bos_token") is not False,
         )
 
     def to_text(self) -> str:
         """Contents of a tokenizer.json."""
         return self.library_tokenizer.to_str()
 
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, str | bool]:
         """Values of a tokenizer_config.json."""
-        values = {
+        values: dict[str, str | bool | None] = {
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
             "chat_template": self.chat_template,
+            "add_bos_token": None if self.add_bos_token else False,
         }
         return {name: value for name, value in values.items() if value is not None}
+
+    def settings_text(self) -> str:
+        """Contents of a tokenizer_config.json."""
+        return json.dumps(self.settings(), indent=1, ensure_ascii=False) + "\n"
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json into an existing folder."""
         Path(folder, TOKENIZER_FILE).write_text(self.to_text(), encoding="utf-8")
-        settings = json.dumps(self.settings(), indent=1, ensure_ascii=False)
-        Path(folder, SETTINGS_FILE).write_text(settings + "\n", encoding="utf-8")
+        Path(folder, SETTINGS_FILE).write_text(self.settings_text(), encoding="utf-8")
 
     @property
     def vocab_size(self) -> int:
@@ -117,17 +125,20 @@ class Tokenizer:
     @property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of the tokenizer with its special tokens: equal means same ids for every text."""
-        text = json.dumps([self.to_text(), self.bos_token, self.eos_token])
+        parts: list[object] = [self.to_text(), self.bos_token, self.eos_token]
+        if not self.add_bos_token:
+            parts.append("no BOS")
+        text = json.dumps(parts)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
-        """Token ids of ``text``, preceded by BOS where the tokenizer has one and ``add_bos`` is set.
+        """Token ids of ``text``, preceded by BOS where the tokenizer adds one and ``add_bos`` is set.
 
         Special tokens written out in the text are recognised, as chat templates need; text that must not
         be trusted with them goes through :meth:`encode_plain`.
         """
         ids: list[int] = self.library_tokenizer.encode(text, add_special_tokens=False).ids
-        if add_bos and self.bos_id is not None and ids[:1] != [self.bos_id]:
+        if add_bos and self.add_bos_token and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
         return ids
 

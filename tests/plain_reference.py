@@ -44,7 +44,11 @@ def reference_logits(config: LaneformerConfig, tensors: dict[str, np.ndarray], i
 
 def _norm(config: LaneformerConfig, w: dict, name: str, x: np.ndarray, lane: int) -> np.ndarray:
     scale = w[f"{name}.weight"] if f"{name}.weight" in w else w[f"{name}.scale"][lane]
-    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + config.norm_eps) * scale
+    return _scaled_to_one(config, x) * scale
+
+
+def _scaled_to_one(config: LaneformerConfig, x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + config.norm_eps)
 
 
 def _attention(
@@ -55,8 +59,12 @@ def _attention(
     outputs = []
     for index in range(q.shape[1] // head):
         key_index = index // config.queries_per_key
-        queries = _turned(config, q[:, index * head : (index + 1) * head])
-        keys = _turned(config, k[:, key_index * head : (key_index + 1) * head])
+        queries = q[:, index * head : (index + 1) * head]
+        keys = k[:, key_index * head : (key_index + 1) * head]
+        if config.qk_norm:
+            queries = _scaled_to_one(config, queries) * w[f"{prefix}.q_norm.weight"]
+            keys = _scaled_to_one(config, keys) * w[f"{prefix}.k_norm.weight"]
+        queries, keys = _turned(config, queries), _turned(config, keys)
         values = v[:, key_index * head : (key_index + 1) * head]
         rows = []
         for i in range(len(x)):

@@ -26,6 +26,7 @@ class LayerWeights:
 
     attention_norm: np.ndarray
     query_key_value: np.ndarray  # [lane, (query heads + 2 key heads) * head, hidden]
+    query_key_norm: np.ndarray | None  # [2, head]: of queries, of keys
     attention_output: np.ndarray  # [lane, hidden, query heads * head]
     feed_forward_norm: np.ndarray
     gate_up: np.ndarray  # [lane, 2 * units, hidden]
@@ -96,7 +97,11 @@ class NumpyBackend(StepwiseBackend):
         query_heads = key_heads * group
 
         projected = lane_linear(normed, layer.query_key_value).reshape(lanes, positions, -1, head)
-        rotated = rotate(projected[:, :, : query_heads + key_heads], rotation)
+        turning = projected[:, :, : query_heads + key_heads]
+        if layer.query_key_norm is not None:
+            scale = layer.query_key_norm.repeat((query_heads, key_heads), axis=0)
+            turning = rms_norm(turning, scale, config.norm_eps)
+        rotated = rotate(turning, rotation)
         queries = rotated[:, :, :query_heads] * np.float32(head**-0.5)
         # Query heads that share a key head become rows of one matrix of group * position rows.
         queries = queries.reshape(lanes, positions, key_heads, group, head).transpose(0, 2, 3, 1, 4)
@@ -136,7 +141,7 @@ class NumpyBackend(StepwiseBackend):
 
     def _weight_bytes(self) -> int:
         """All weights once, of the embedding one row."""
-        arrays = [array for layer in self._layers for array in vars(layer).values()]
+        arrays = [array for layer in self._layers for array in vars(layer).values() if array is not None]
         arrays += [self._final_norm, self._head, self._embedding[:1]]
         return sum(array.nbytes for array in arrays)
 
@@ -206,9 +211,13 @@ def _layer_weights(weights: Weights, layer: int) -> LayerWeights:
     def joined(*names: str) -> np.ndarray:
         return np.concatenate([weights.float32(f"{name}.weight") for name in names], axis=1)
 
+    query_key_norm = None
+    if weights.config.qk_norm:
+        query_key_norm = np.stack([weights.float32(f"{attention}.{name}_norm.weight") for name in "qk"])
     return LayerWeights(
         attention_norm=_norm_scale(weights, norm_name(weights.config, f"{prefix}.attention_norm")),
         query_key_value=joined(f"{attention}.wq", f"{attention}.wk", f"{attention}.wv"),
+        query_key_norm=query_key_norm,
         attention_output=weights.float32(f"{attention}.wo.weight"),
         feed_forward_norm=_norm_scale(weights, norm_name(weights.config, f"{prefix}.ffn_norm")),
         gate_up=joined(f"{feed_forward}.w1", f"{feed_forward}.w3"),

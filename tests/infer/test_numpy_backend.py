@@ -33,6 +33,8 @@ CORNERS: dict[str, dict[str, Any]] = {
     "all full": {"sliding_layers": (), "sliding_window": None},
     "one key head per query head": {"num_key_value_heads": 8},
     "own head size": {"head_dim": 6},
+    "queries and keys normed": {"qk_norm": True},
+    "queries and keys normed, dense": {"qk_norm": True, "num_lanes": 1, "head_dim": 6},
     "stretched": {"rope_scaling": RopeScaling(4.0, 1.0, 4.0, 16), "rope_theta": 100.0},
 }
 LENGTH = 40  # the ring of 6 slots wraps six times

@@ -25,6 +25,7 @@ from tests.tiny_models import RandomWeights, tiny_config, write_checkpoint
         {"lm_head_type": "vocab_parallel", "replicated_rmsn_scale": False},
         {"tie_word_embeddings": True, "pre_norm_lane_agg": True, "replicated_rmsn_scale": False},
         {"head_dim": 6},
+        {"head_dim": 6, "qk_norm": True},
         {"num_lanes": 1, "lm_head_type": "lane", "tie_word_embeddings": True},
     ],
 )

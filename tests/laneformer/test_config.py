@@ -56,7 +56,13 @@ def test_both_dialects_mean_the_same() -> None:
 
 
 def test_written_config_is_read_back() -> None:
-    for changes in ({}, {"eos_token_id": [2, 7]}, {"head_dim": 64}, {"rope_scaling": LLAMA3}):
+    for changes in (
+        {},
+        {"eos_token_id": [2, 7]},
+        {"head_dim": 64},
+        {"rope_scaling": LLAMA3},
+        {"qk_norm": True},
+    ):
         config = LaneformerConfig.from_dict(RELEASE | changes)
         assert LaneformerConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
@@ -135,7 +141,7 @@ def test_residual_modes(changes: dict[str, Any], layer: int, module: Any, expect
         ({"use_early_comm": 1}, "use_early_comm must be true or false"),
         ({"eos_token_id": 32000}, "eos_token_id[0] (32000) is outside the vocabulary"),
         ({"torch_dtype": "int8"}, "dtype must be one of"),
-        ({"qk_norm": True}, "qk_norm: only False is supported"),
+        ({"qk_norm": "yes"}, "qk_norm must be true or false"),
         ({"hidden_act": "gelu"}, "hidden_act: only 'silu' is supported"),
         ({"attention_bias": True}, "attention_bias"),
         ({"logit_softcap": 30.0}, "unknown key logit_softcap"),

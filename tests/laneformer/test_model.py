@@ -26,6 +26,8 @@ CORNERS = [
     {"use_mlp_comm": False, "broadcast_delay": 3},
     {"num_lanes": 1},
     {"num_lanes": 2, "head_dim": 10},
+    {"qk_norm": True},
+    {"qk_norm": True, "num_lanes": 1, "head_dim": 6},
     {"lm_head_type": "lane"},
     {"lm_head_type": "vocab_parallel"},
     {"lm_head_type": "vocab_parallel", "tie_word_embeddings": True},
@@ -55,7 +57,7 @@ def test_equals_plain_loops(tmp_path: Path, changes: dict) -> None:
     assert np.abs(logits - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_lanes": 1}, {"sliding_window": 3}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"num_lanes": 1}, {"sliding_window": 3}, {"qk_norm": True}], ids=str)
 @torch.no_grad()
 def test_cache_gives_what_the_whole_sequence_gives(tmp_path: Path, changes: dict) -> None:
     model, _ = load(tmp_path, **changes)

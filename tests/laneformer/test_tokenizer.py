@@ -96,3 +96,16 @@ def test_larger_tokenizer_does_not_fit() -> None:
     tokenizer.check_fits(tokenizer.vocab_size)
     with pytest.raises(TokenizerError, match="do not belong together"):
         tokenizer.check_fits(tokenizer.vocab_size - 1)
+
+
+def test_a_tokenizer_may_have_a_bos_that_texts_do_not_begin_with(tmp_path: Path) -> None:
+    plain = byte_level_tokenizer()
+    settings = plain.settings() | {"add_bos_token": False}
+    tokenizer = Tokenizer.from_text(plain.to_text(), settings)
+    assert tokenizer.bos_id == plain.bos_id
+    assert tokenizer.encode("hello") == plain.encode("hello")[1:]
+    tokenizer.save(tmp_path)
+    again = Tokenizer.from_folder(tmp_path)
+    assert again.settings() == tokenizer.settings()
+    assert again.fingerprint == tokenizer.fingerprint != plain.fingerprint
+    assert "add_bos_token" not in plain.settings()
