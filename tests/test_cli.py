@@ -15,6 +15,7 @@ import pytest
 from laneformer.cli import COMMANDS, HYDRA_COMMANDS, main
 from tests.environment import ENVIRONMENT
 from tests.tiny_models import RandomWeights, byte_level_tokenizer, tiny_config, write_checkpoint
+from tests.train.conftest import write_texts
 
 
 @pytest.fixture
@@ -147,6 +148,11 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         (["prepare", "data=files", "data.folder=out"], "data.paths is empty"),
         (["train", "data=files", "data.paths=[nothing/*.txt]", "data.folder=out"], "nothing/*.txt"),
         (["train", "steps=0"], "steps must be at least 1"),
+        (["train", "steps=abc"], "could not be converted to Integer"),
+        (["train", "nosuch=1"], "Could not override 'nosuch'"),
+        (["train", "model=nosuch"], "Could not find 'model/nosuch'"),
+        (["train", "run_dir=/dev/null/x"], "run_dir /dev/null/x cannot be made"),
+        (["train", "run_dir=/dev/null"], "run_dir /dev/null cannot be made"),
     ],
 )
 def test_hydra_commands_fail_on_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -155,6 +161,21 @@ def test_hydra_commands_fail_on_one_line(tmp_path: Path, arguments: list[str], m
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_jobs_of_a_sweep_do_not_share_a_run_folder(tmp_path: Path) -> None:
+    write_texts(tmp_path / "texts")
+    data = ["data=files", "data.paths=[texts/*.py]", "data.folder=shards", "data.vocab_size=300"]
+    tiny = ["steps=1", "batch_size=1", "sequence_length=16", "held_out.max_tokens=100"]
+    sweep = ["--multirun", "seed=1,2", *data, *tiny, "data.held_out_fraction=0.2"]
+    shared = run("train", *sweep, "run_dir=one", cwd=tmp_path)
+    assert shared.returncode == 2
+    assert "two jobs of this sweep have the run_dir one" in shared.stderr.splitlines()[-1]
+    own = run("train", *sweep, "run_dir=seed_${seed}", cwd=tmp_path)
+    assert own.returncode == 0, own.stderr
+    assert (tmp_path / "seed_1" / "last").exists()
+    assert (tmp_path / "seed_2" / "last").exists()
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ before anything starts.  Plain dataclasses: the trainer itself does not need Hyd
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from laneformer.errors import ConfigError
 from train.data.config import DataConfig
 
 PRECISIONS = ("auto", "float32", "bfloat16")
+LARGEST = 100.0  # of learning rates and the like: beyond, weights overflow at once
 WANDB_MODES = ("off", "offline", "online")
 
 
@@ -160,9 +162,10 @@ class TrainConfig:
         for name, count in at_least_one.items():
             _require(count >= 1, name, count, "at least 1")
         for name, amount in not_negative.items():
-            _require(amount >= 0, name, amount, "zero or more")
+            _require(0 <= amount < math.inf, name, amount, "zero or more, and finite")
+        _require(self.seed < 2**63, "seed", self.seed, "below 2**63")
         for name, amount in positive.items():
-            _require(amount > 0, name, amount, "above zero")
+            _require(0 < amount <= LARGEST, name, amount, f"above zero and at most {LARGEST:g}")
         for name, fraction in fractions.items():
             _require(0 <= fraction <= 1, name, fraction, "between 0 and 1")
         for name, beta in (("beta1", self.optimizer.beta1), ("beta2", self.optimizer.beta2)):

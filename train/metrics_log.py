@@ -1,19 +1,23 @@
 """Where numbers go: always ``metrics.jsonl``, one line on the terminal, Weights & Biases if asked for.
 
 Every line of ``metrics.jsonl`` has ``step`` and ``kind`` (``train``, ``held_out``, ``humaneval`` or
-``skipped``).  A resumed run drops the lines after the step it resumes from, so no step stands twice.
+``skipped``); a number that is not finite is null.  A resumed run drops what it will write again, so nothing
+stands twice.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from laneformer.errors import TrainingError
 from train.config import TrainConfig
 
 
@@ -22,7 +26,9 @@ class MetricsLog:
 
     def __init__(self, config: TrainConfig, run_dir: Path, resumed_step: int) -> None:
         self._path = run_dir / "metrics.jsonl"
-        _drop_later_lines(self._path, resumed_step)
+        finished = resumed_step >= config.steps  # then its last evaluations run again
+        _drop_later_lines(self._path, resumed_step, ("train", "skipped") if finished else None)
+        _drop_later_lines(run_dir / "samples.jsonl", resumed_step, () if finished else None)
         self._file = self._path.open("a", encoding="utf-8")
         self._wandb_run: Any = None
         if config.log.wandb != "off":
@@ -32,7 +38,8 @@ class MetricsLog:
 
     def write(self, kind: str, step: int, values: dict[str, Any]) -> None:
         """Record ``values`` for the state after ``step`` optimizer steps."""
-        self._file.write(json.dumps({"step": step, "kind": kind, **values}) + "\n")
+        finite = {name: _finite(value) for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, "kind": kind, **finite}, allow_nan=False) + "\n")
         self._file.flush()
         if self._wandb_run is not None:
             numbers = {f"{kind}/{name}": value for name, value in values.items()}
@@ -59,22 +66,44 @@ class MetricsLog:
             self._wandb_run.finish()
 
 
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _start_wandb(config: TrainConfig, run_dir: Path) -> Any:
-    import wandb  # only where asked for: importing it starts threads and reads settings
+    """Start, or go on with, the run whose id the run folder keeps."""
+    try:
+        import wandb  # only where asked for: importing it starts threads and reads settings
+    except ImportError:
+        raise TrainingError("log.wandb needs wandb: pip install 'laneformer[train]'") from None
 
+    id_file = run_dir / "wandb_id"
+    if not id_file.exists():
+        id_file.write_text(uuid.uuid4().hex, encoding="utf-8")
     mode: Any = config.log.wandb
-    return wandb.init(
-        project=config.log.wandb_project, name=config.name, dir=str(run_dir), mode=mode, resume="allow"
-    )
+    try:
+        return wandb.init(
+            project=config.log.wandb_project,
+            name=config.name,
+            dir=str(run_dir),
+            mode=mode,
+            id=id_file.read_text(encoding="utf-8"),
+            resume="allow",
+        )
+    except wandb.Error as error:
+        raise TrainingError(f"Weights & Biases cannot start: {error}; log.wandb=off goes without") from None
 
 
-def _drop_later_lines(path: Path, step: int) -> None:
+def _drop_later_lines(path: Path, step: int, kinds_at_step: tuple[str, ...] | None) -> None:
+    """Keep lines before ``step``, and of those at ``step`` the kinds given (None: all)."""
     if not path.exists():
         return
     kept = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            if json.loads(line)["step"] <= step:
+            values = json.loads(line)
+            at_step = values["step"] == step and (kinds_at_step is None or values["kind"] in kinds_at_step)
+            if values["step"] < step or at_step:
                 kept.append(line + "\n")
         except (ValueError, KeyError, TypeError):
             continue  # the half-written last line of a process that was killed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -23,6 +25,14 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.devi
         eps=config.epsilon,
         fused=device.type == "cuda",
     )
+
+
+def restore_optimizer(optimizer: torch.optim.AdamW, state: dict[str, Any]) -> None:
+    """Take over moments and step counts; rates, betas and decay stay as configured now, not as saved."""
+    configured = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, values in zip(optimizer.param_groups, configured, strict=True):
+        group.update(values)
 
 
 def _is_norm(name: str) -> bool:

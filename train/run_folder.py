@@ -28,7 +28,12 @@ def open_run_folder(config: TrainConfig) -> Iterator[Path]:
     run_dir = Path(config.run_dir)
     if config.resume == "never" and any((run_dir / "checkpoints").glob("step_*")):
         raise TrainingError(f"{run_dir} holds checkpoints and resume is 'never': choose another run_dir")
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainingError(f"run_dir {run_dir} cannot be made: {error.strerror}") from None
+    if (run_dir / "last").is_dir() and not (run_dir / "last").is_symlink():
+        raise TrainingError(f"{run_dir / 'last'} is in the way: it will be a link to the newest checkpoint")
     with (run_dir / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,25 +62,30 @@ def trained_on(config: TrainConfig, shape: LaneformerConfig, dataset: TokenDatas
 
 def check_same_run(folder: Path, then: dict[str, Any], now: dict[str, Any]) -> None:
     """:class:`TrainingError` naming the first thing in which a checkpoint and this run differ."""
-    if then["tokenizer"] != now["tokenizer"]:
+    if then.get("tokenizer") != now["tokenizer"]:
         raise TrainingError(
-            f"{folder} was trained with another tokenizer ({then['tokenizer'][:12]}, now "
-            f"{now['tokenizer'][:12]}): its weights mean other tokens; choose another run_dir"
+            f"{folder} was trained with another tokenizer ({_short(then, 'tokenizer')}, now "
+            f"{_short(now, 'tokenizer')}): its weights mean other tokens; choose another run_dir"
         )
-    if then["data"] != now["data"]:
+    if then.get("data") != now["data"]:
         raise TrainingError(
-            f"{folder} was trained on other data ({then['data'][:12]}, now {now['data'][:12]}): "
+            f"{folder} was trained on other data ({_short(then, 'data')}, now {_short(now, 'data')}): "
             "it cannot be resumed exactly; choose another run_dir"
         )
+    shape = then.get("model", {})
     for name, value in now["model"].items():
-        if then["model"].get(name) != value:
+        if shape.get(name) != value:
             raise TrainingError(
-                f"{folder} has model.{name} = {then['model'].get(name)!r}, the configuration says {value!r}; "
+                f"{folder} has model.{name} = {shape.get(name)!r}, the configuration says {value!r}; "
                 "choose another run_dir"
             )
     for name, value in now.items():
-        if then[name] != value:
+        if name != "model" and then.get(name) != value:
             raise TrainingError(
-                f"{folder} was trained with {name} = {then[name]!r}, the configuration says {value!r}: "
+                f"{folder} was trained with {name} = {then.get(name)!r}, the configuration says {value!r}: "
                 "it cannot be resumed exactly; choose another run_dir"
             )
+
+
+def _short(values: dict[str, Any], name: str) -> str:
+    return str(values.get(name))[:12]

@@ -37,13 +37,14 @@ from train.allocator import keep_freed_memory
 from train.config import TrainConfig
 from train.data.packing import Batch, HeldOutBatches, PackedSequences
 from train.data.prepare import prepare
+from train.data.shards import TokenDataset
 from train.generation_checks import run_humaneval, write_samples
 from train.hardware import flops_per_token, peak_flops, select_device, select_precision
 from train.held_out import HeldOutLoss, held_out_loss
 from train.interruption import StopRequest, stop_on_signals
 from train.metrics_log import MetricsLog, eta_text, progress_text
 from train.model_shape import model_config
-from train.optimizer import make_optimizer
+from train.optimizer import make_optimizer, restore_optimizer
 from train.run_folder import check_same_run, open_run_folder, trained_on
 from train.schedule import learning_rate
 from train.step import loss_sum, optimizer_step
@@ -65,44 +66,44 @@ def train(config: TrainConfig) -> TrainResult:
     gradients stay non-finite, with the last good weights saved before.
     """
     config.validate()
-    with open_run_folder(config) as run_dir, stop_on_signals() as stop:
-        return Trainer(config, run_dir, stop).run()
+    with open_run_folder(config) as run_dir:
+        dataset = prepare(config.data)  # may be interrupted at any time: it resumes by itself
+        with stop_on_signals() as stop:
+            return Trainer(config, run_dir, dataset, stop).run()
 
 
 class Trainer:
     """State of one process of a run."""
 
-    def __init__(self, config: TrainConfig, run_dir: Path, stop: StopRequest) -> None:
+    def __init__(self, config: TrainConfig, run_dir: Path, dataset: TokenDataset, stop: StopRequest) -> None:
         self.config = config
         self.run_dir = run_dir
+        self.dataset = dataset
         self.stop = stop
         random_state.seed_everything(config.seed)
         self.device = select_device(config.device)
         self.precision = select_precision(config.precision, self.device)
         if self.device.type == "cpu":
             keep_freed_memory()
-        self.dataset = prepare(config.data)
         self.model_config = model_config(config, self.dataset.tokenizer)
         self.trained_on = trained_on(config, self.model_config, self.dataset)
         self.step = 0
-        newest = checkpoints.newest(run_dir)
-        if newest is not None:
-            record = checkpoints.read_record(newest)
-            check_same_run(newest, record["trained_on"], self.trained_on)
-            self.model = LaneformerForCausalLM.from_pretrained(newest, torch.float32).to(self.device)
-            self.step = int(record["step"])
+        saved = checkpoints.newest(run_dir)
+        if saved is not None:
+            check_same_run(saved.folder, saved.trained_on, self.trained_on)
+            self.model = LaneformerForCausalLM.from_pretrained(saved.folder, torch.float32).to(self.device)
+            self.step = saved.step
         else:
             self.model = LaneformerForCausalLM(self.model_config).to(self.device)
         self.optimizer = make_optimizer(self.model, config.optimizer, self.device)
-        if newest is not None:
-            state = checkpoints.read_state(newest)
-            self.optimizer.load_state_dict(state["optimizer"])
-            random_state.restore(state["random"])
+        if saved is not None:
+            restore_optimizer(self.optimizer, saved.state["optimizer"])
+            random_state.restore(saved.state["random"])
         self.forward = torch.compile(self.model) if config.compile else self.model
         self.sequences = PackedSequences(self.dataset.split("train"), config.sequence_length, config.seed)
         self.log = MetricsLog(config, run_dir, self.step)
         self.log.say(
-            f"{f'resuming {newest.name}' if newest else 'starting'}: "
+            f"{f'resuming {saved.folder.name}' if saved else 'starting'}: "
             f"{parameter_count(self.model_config):,} parameters in {self.model_config.num_lanes} lanes, "
             f"{self.dataset.split('train').num_tokens:,} tokens, "
             f"on {self.device} in {str(self.precision).removeprefix('torch.')}"
@@ -157,7 +158,7 @@ class Trainer:
                 remaining = (now - started) / (self.step - first_step) * (last_step - self.step)
                 self._report(result.loss, result.gradient_norm, rate, speed, remaining)
                 window_start, window_tokens = now, 0
-            if self.step < last_step and self._periodic():
+            if self.step < config.steps and self._periodic():
                 window_start, window_tokens = time.perf_counter(), 0
 
     def _periodic(self) -> bool:
@@ -205,7 +206,7 @@ class Trainer:
         self.log.say(
             f"step {self.step}: loss {loss}, gradient norm {norm}: not finite, weights left as they were"
         )
-        self.log.write("skipped", self.step, {"loss": str(loss), "gradient_norm": str(norm)})
+        self.log.write("skipped", self.step, {"loss": loss, "gradient_norm": norm})
         if in_a_row >= self.config.max_skipped_steps:
             self._save()
             raise TrainingError(
@@ -221,7 +222,7 @@ class Trainer:
             config.batch_size,
             config.held_out.max_tokens,
         )
-        result = held_out_loss(batches, self._loss_sum, lambda: self.stop.pending)
+        result = held_out_loss(batches, self._loss_sum, self._stopping)
         if result is not None:
             self.log.write("held_out", self.step, asdict(result))
             self.log.say(
@@ -238,11 +239,22 @@ class Trainer:
 
     def _humaneval(self) -> None:
         folder = self.run_dir / "humaneval" / f"step_{self.step:08d}"
-        values = run_humaneval(self.model, self.dataset.tokenizer, self.config.humaneval, folder)
-        self.log.write("humaneval", self.step, values)
-        self.log.say(f"HumanEval, step {self.step}: pass@1 {values['pass@1']:.4f}")
+        values = run_humaneval(
+            self.model, self.dataset.tokenizer, self.config.humaneval, folder, self._stopping
+        )
+        if values is not None:
+            self.log.write("humaneval", self.step, values)
+            self.log.say(f"HumanEval, step {self.step}: pass@1 {values['pass@1']:.4f}")
+
+    def _stopping(self) -> bool:
+        return self.stop.pending
 
     def _save(self) -> Path:
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters()):
+            raise TrainingError(
+                f"weights are NaN or infinite after step {self.step}, so they are not saved; lower "
+                "optimizer.learning_rate and run again from the last checkpoint"
+            )
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "random": random_state.capture(),

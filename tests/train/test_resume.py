@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,13 @@ from safetensors.numpy import load_file
 from laneformer.errors import TrainingError
 from tests.environment import ENVIRONMENT
 from train import checkpoints
-from train.config import CheckpointConfig, TrainConfig
+from train.config import CheckpointConfig, HeldOutConfig, OptimizerConfig, SamplesConfig, TrainConfig
 from train.data.config import DataConfig
 from train.data.prepare import prepare
-from train.trainer import train
+from train.data.shards import TokenDataset
+from train.interruption import StopRequest
+from train.run_folder import open_run_folder
+from train.trainer import Trainer, train
 
 from .conftest import MODEL, MakeRun, write_texts
 
@@ -56,12 +61,15 @@ def test_thirty_and_thirty_are_sixty_to_the_bit(make_run: MakeRun, straight: Tra
 
 def test_resuming_at_the_final_step_changes_nothing(straight: TrainConfig) -> None:
     before = weight_bits(Path(straight.run_dir) / "last")
-    steps_before = losses(straight)
-    result = train(straight)
+    lines = (Path(straight.run_dir) / "metrics.jsonl").read_text()
+    with open_run_folder(straight) as run_dir:
+        trainer = Trainer(straight, run_dir, TokenDataset(straight.data.folder), StopRequest())
+        result = trainer.run()
     assert result.step == 60
     assert result.held_out is not None
-    assert weight_bits(result.checkpoint) == before
-    assert losses(straight) == steps_before
+    in_memory = {name: tensor.numpy().tobytes() for name, tensor in trainer.model.state_dict().items()}
+    assert in_memory == before
+    assert (Path(straight.run_dir) / "metrics.jsonl").read_text() == lines
 
 
 # A process that trains and kills itself while it saves: the n-th flush to disk never returns.
@@ -98,7 +106,7 @@ def test_kill_during_a_save_loses_nothing_whole(
     process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     newest = checkpoints.newest(Path(config.run_dir))
-    assert (newest.name if newest else None) == ("step_00000020" if flushes == 9 else None)
+    assert (newest.step if newest else None) == (20 if flushes == 9 else None)
     result = train(config)
     assert weight_bits(result.checkpoint) == weight_bits(Path(straight.run_dir) / "last")
     assert losses(config) == losses(straight)
@@ -121,22 +129,96 @@ def test_signal_saves_and_leaves_cleanly(tmp_path: Path, make_run: MakeRun, numb
     assert f"saved step {step}" in errors
     newest = checkpoints.newest(Path(config.run_dir))
     assert newest is not None
-    assert checkpoints.read_record(newest)["step"] == step
+    assert newest.step == step
 
 
-def test_damaged_checkpoint_is_passed_over(make_run: MakeRun, straight: TrainConfig, capsys) -> None:
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
+@pytest.mark.parametrize("damage", [cut, garble, Path.unlink])
+@pytest.mark.parametrize("name", ["trainer_state.pt", "checkpoint.json"])
+def test_damaged_checkpoint_is_passed_over(
+    make_run: MakeRun, straight: TrainConfig, capsys, damage: Callable[[Path], None], name: str
+) -> None:
     config = make_run("damaged", checkpoint=CheckpointConfig(every=20, keep_last=3))
     train(config)
-    newest = checkpoints.newest(Path(config.run_dir))
-    assert newest is not None
-    state = newest / "trainer_state.pt"
-    state.write_bytes(state.read_bytes()[:-1])
+    damage(Path(config.run_dir) / "last" / name)
     older = checkpoints.newest(Path(config.run_dir))
     assert older is not None
-    assert older.name == "step_00000040"
+    assert older.step == 40
     assert "step_00000060 is damaged" in capsys.readouterr().err
+    config.checkpoint = CheckpointConfig(every=0, keep_last=1)
+    config.stop_after = 5
+    saved = train(config).checkpoint
+    assert saved.name == "step_00000045"
+    assert saved.is_dir()  # not pushed out by the damaged one
+    config.stop_after = None
     result = train(config)
     assert weight_bits(result.checkpoint) == weight_bits(Path(straight.run_dir) / "last")
+
+
+def test_copies_under_other_names_are_left_alone(make_run: MakeRun) -> None:
+    config = make_run(steps=4, checkpoint=CheckpointConfig(every=1, keep_last=1), stop_after=2)
+    checkpoint = train(config).checkpoint
+    copy = checkpoint.rename(checkpoint.with_name("step_backup"))
+    config.stop_after = None
+    assert train(config).checkpoint.name == "step_00000004"
+    assert copy.is_dir()
+
+
+def test_full_disk_keeps_the_checkpoint_before(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_run(steps=4, checkpoint=CheckpointConfig(every=2, keep_last=1))
+    real = checkpoints.flush_to_disk
+
+    def full(path: Path) -> None:
+        if "step_00000004" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        real(path)
+
+    monkeypatch.setattr(checkpoints, "flush_to_disk", full)
+    with pytest.raises(TrainingError, match=r"step_00000004: .* cannot be written .*No space left"):
+        train(config)
+    kept = [path.name for path in (Path(config.run_dir) / "checkpoints").iterdir()]
+    assert kept == ["step_00000002"]
+
+
+def test_optimizer_settings_of_now_count(make_run: MakeRun) -> None:
+    config = make_run(steps=4, stop_after=2)
+    train(config)
+    config.optimizer = OptimizerConfig(weight_decay=0.5, beta1=0.7, epsilon=1e-6)
+    with open_run_folder(config) as run_dir:
+        trainer = Trainer(config, run_dir, TokenDataset(config.data.folder), StopRequest())
+        matrices, scales = trainer.optimizer.param_groups
+    assert (matrices["weight_decay"], matrices["betas"], matrices["eps"]) == (0.5, (0.7, 0.95), 1e-6)
+    assert scales["weight_decay"] == 0.0
+    assert float(next(iter(trainer.optimizer.state.values()))["step"]) == 2  # moments are kept
+
+
+def test_evaluations_are_the_same_with_stops_between(make_run: MakeRun) -> None:
+    def evaluations(config: TrainConfig) -> list[tuple[int, str]]:
+        lines = (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines()
+        values = [json.loads(line) for line in lines]
+        return [(value["step"], value["kind"]) for value in values if value["kind"] != "train"]
+
+    settings = {
+        "steps": 12,
+        "held_out": HeldOutConfig(every=4, max_tokens=500),
+        "samples": SamplesConfig(every=4, prompts=["a"], max_new_tokens=1),
+    }
+    straight = make_run("without", **settings)
+    train(straight)
+    stopped = make_run("with", stop_after=4, **settings)
+    for _ in range(4):  # the last finds nothing left to do
+        train(stopped)
+    assert evaluations(stopped) == evaluations(straight) == [(n, "held_out") for n in (4, 8, 12)]
+    samples = [(Path(config.run_dir) / "samples.jsonl").read_text() for config in (straight, stopped)]
+    assert samples[0] == samples[1]
+    assert [json.loads(line)["step"] for line in samples[0].splitlines()] == [4, 8, 12]
 
 
 def test_only_the_last_checkpoints_are_kept(make_run: MakeRun) -> None:

@@ -17,7 +17,15 @@ from infer import Engine
 from laneformer import LaneformerForCausalLM
 from laneformer.errors import ConfigError, LaneformerError, TrainingError
 from tests.tiny_models import tiny_config
-from train.config import HeldOutConfig, LogConfig, SamplesConfig, ScheduleConfig
+from train import trainer as trainer_module
+from train.config import (
+    CheckpointConfig,
+    HeldOutConfig,
+    LogConfig,
+    OptimizerConfig,
+    SamplesConfig,
+    ScheduleConfig,
+)
 from train.data.packing import Batch, HeldOutBatches
 from train.data.shards import TokenDataset
 from train.held_out import held_out_loss
@@ -171,6 +179,26 @@ def test_diverged_run_stops_and_keeps_finite_weights(make_run: MakeRun, monkeypa
     LaneformerForCausalLM.from_pretrained(Path(config.run_dir) / "last")
 
 
+def test_weights_that_overflow_are_not_saved(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_run(steps=4, checkpoint=CheckpointConfig(every=2))
+    real = trainer_module.optimizer_step
+    steps = iter(range(1, 100))
+
+    def overflowing(model: LaneformerForCausalLM, *arguments) -> StepResult:
+        result = real(model, *arguments)
+        if next(steps) == 3:
+            with torch.no_grad():
+                model.model.norm.weight.fill_(math.inf)
+        return result
+
+    monkeypatch.setattr(trainer_module, "optimizer_step", overflowing)
+    with pytest.raises(TrainingError, match="weights are NaN or infinite after step 4"):
+        train(config)
+    LaneformerForCausalLM.from_pretrained(Path(config.run_dir) / "last")
+    for line in (Path(config.run_dir) / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)  # NaN and Infinity are not JSON
+
+
 def test_schedule_warms_up_stays_and_decays() -> None:
     schedule = ScheduleConfig(warmup_steps=4, decay_fraction=0.25, final_ratio=0.1)
     rates = [learning_rate(step, 20, 1.0, schedule) for step in range(20)]
@@ -181,16 +209,10 @@ def test_schedule_warms_up_stays_and_decays() -> None:
 
 def test_norm_scales_do_not_decay() -> None:
     model = LaneformerForCausalLM(tiny_config(replicated_rmsn_scale=False))
-    decayed, kept = make_optimizer(model, make_optimizer_config(), CPU).param_groups
+    decayed, kept = make_optimizer(model, OptimizerConfig(), CPU).param_groups
     assert kept["weight_decay"] == 0
     assert len(kept["params"]) == 2 * 5 + 1
     assert len(decayed["params"]) + len(kept["params"]) == len(list(model.parameters()))
-
-
-def make_optimizer_config():
-    from train.config import OptimizerConfig
-
-    return OptimizerConfig(weight_decay=0.1)
 
 
 def test_torch_back_end_is_the_model() -> None:
@@ -212,6 +234,13 @@ def test_torch_back_end_is_the_model() -> None:
         ({"model": MODEL | {"vocab_size": 200}}, "do not belong together"),
         ({"model": MODEL | {"activation": "relu"}}, "unknown key activation"),
         ({"log": LogConfig(wandb="loud")}, "log.wandb must be one of"),
+        ({"device": "meta"}, "device 'meta' is not known"),
+        ({"seed": 10**30}, r"seed must be below 2\*\*63"),
+        (
+            {"optimizer": OptimizerConfig(learning_rate=math.inf)},
+            "learning_rate must be above zero and at most",
+        ),
+        ({"optimizer": OptimizerConfig(weight_decay=math.nan)}, "weight_decay must be zero or more"),
     ],
 )
 def test_bad_configurations_are_one_line(make_run: MakeRun, changes: dict, message: str) -> None:
@@ -222,7 +251,7 @@ def test_bad_configurations_are_one_line(make_run: MakeRun, changes: dict, messa
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_missing_gpu_is_said(make_run: MakeRun) -> None:
-    with pytest.raises(ConfigError, match="finds no CUDA device"):
+    with pytest.raises(ConfigError, match="torch finds 0 CUDA devices"):
         train(make_run(device="cuda"))
 
 
