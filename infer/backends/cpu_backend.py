@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from infer.backends.cpu_compile import compiled_library
+from infer.backends.cpu_compile import CHUNK, compiled_library
 from infer.backends.cpu_library import CRequest, CResult, CSampling, CTables, address, load_library
 from infer.backends.cpu_tables import (
     STORED,
@@ -42,7 +42,8 @@ class CpuBackend:
     """Runs :class:`infer.weights.Weights` on all cores that this process may use.
 
     ``workers_per_lane`` defaults to what keeps every core busy, ``threads`` to the cores; threads beyond the
-    workers would have nothing to do.  ``deadline_seconds`` limits a whole request.  Requests run one
+    workers would have nothing to do.  ``chunk`` is how many tokens of a prompt run at once.
+    ``deadline_seconds`` limits a whole request.  Requests run one
     after the other.  Raises :class:`CompileError`, :class:`CheckpointError`.
     """
 
@@ -55,6 +56,7 @@ class CpuBackend:
         workers_per_lane: int | None = None,
         threads: int | None = None,
         isa: str | None = None,
+        chunk: int = CHUNK,
         deadline_seconds: float = 0.0,
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
@@ -62,7 +64,7 @@ class CpuBackend:
         cores = _usable_cores()
         self.plan = make_plan(config, equal_shares(config, workers_per_lane or -(-cores // config.num_lanes)))
         self.threads = min(threads or cores, len(self.plan.workers))
-        self._library = load_library(compiled_library(config, isa))
+        self._library = load_library(compiled_library(config, isa, chunk))
         self.tape = tape = open_tape(weights, self.plan)
         self._deadline_seconds, self._stall_seconds = deadline_seconds, stall_seconds
         self._silent_worker = -1  # tests set it
@@ -131,8 +133,8 @@ class CpuBackend:
             worker, phase = self.plan.workers[result.worker], self.plan.phases[result.phase]
             where = "outside the layers" if phase.layer < 0 else f"layer {phase.layer}"
             return (
-                f"worker {worker.index} (lane {worker.lane}) waited more than {self._stall_seconds:g} s for worker "
-                f"{result.writer} in {where}, phase {phase.op.name.lower()}: the request was given up"
+                f"worker {worker.index} (lane {worker.lane}) waited more than {self._stall_seconds:g} s for "
+                f"worker {result.writer} in {where}, phase {phase.op.name.lower()}: the request was given up"
             )
         return "the request was cancelled"
 

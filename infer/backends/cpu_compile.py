@@ -40,14 +40,14 @@ class CompileError(LaneformerError):
     """No compiler, or one that does not compile the CPU back end."""
 
 
-def compiled_library(config: LaneformerConfig, isa: str | None = None) -> Path:
+def compiled_library(config: LaneformerConfig, isa: str | None = None, chunk: int = CHUNK) -> Path:
     """The library for ``config``, compiled where it is not in the cache.
 
     Raises :class:`CompileError` where there is no compiler, where it fails, and where the cache cannot be
     written.
     """
     compiler = find_compiler()
-    flags = [*FLAGS, *ISA_FLAGS[chosen_isa(isa)], *shape_flags(config)]
+    flags = [*FLAGS, *ISA_FLAGS[chosen_isa(isa)], *shape_flags(config, chunk)]
     flags += shlex.split(os.environ.get("LANEFORMER_CXXFLAGS", ""))
     sources = {
         entry.name: entry.read_bytes()
@@ -81,7 +81,7 @@ def chosen_isa(isa: str | None = None) -> str:
     return isa
 
 
-def shape_flags(config: LaneformerConfig) -> list[str]:
+def shape_flags(config: LaneformerConfig, chunk: int) -> list[str]:
     """Compile-time constants of ``kernels/cpu/shape.h``."""
     lanes = config.num_lanes
     values = {
@@ -93,7 +93,7 @@ def shape_flags(config: LaneformerConfig) -> list[str]:
         "UNITS": config.intermediate_size // lanes,
         "VOCABULARY": config.vocab_size,
         "HEAD_COLUMNS": config.hidden_size * (lanes if config.lm_head_type == "lane" else 1),
-        "CHUNK": CHUNK,
+        "CHUNK": chunk,
     }
     return [f"-DLANEFORMER_{name}={value}" for name, value in values.items()]
 

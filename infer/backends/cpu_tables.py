@@ -79,15 +79,11 @@ def head_norm_table(config: LaneformerConfig, tape: Tape) -> np.ndarray | None:
     """Norm scales of queries and keys, float32 ``[layers, 2, head]``; None where the model has none."""
     if not getattr(config, "qk_norm", False):
         return None
-    return np.stack(
-        [
-            [
-                stored_float32(tape, f"model.layers.{layer}.attention.{name}.weight")
-                for name in ("q_norm", "k_norm")
-            ]
-            for layer in range(config.num_hidden_layers)
-        ]
-    )
+    names = [
+        [f"model.layers.{layer}.attention.{norm}.weight" for norm in ("q_norm", "k_norm")]
+        for layer in range(config.num_hidden_layers)
+    ]
+    return np.stack([[stored_float32(tape, name) for name in pair] for pair in names])
 
 
 def rotation_tables(config: LaneformerConfig) -> tuple[np.ndarray, np.ndarray]:

@@ -65,18 +65,25 @@ template <int QUERIES, int BLOCKS>
 inline void score_blocks(const HeadCache& cache, const Query* queries, int block, float* scores, int stride) {
     const float* keys[BLOCKS];
     Vector sums[QUERIES][BLOCKS];
+#pragma GCC unroll 8
     for (int b = 0; b < BLOCKS; ++b) {
         keys[b] = cache.key_block(block + b);
+#pragma GCC unroll 8
         for (int query = 0; query < QUERIES; ++query) sums[query][b] = zero();
     }
+#pragma GCC unroll 1
     for (int element = 0; element < HEAD_SIZE; ++element) {
+#pragma GCC unroll 8
         for (int query = 0; query < QUERIES; ++query) {
             const Vector value = broadcast(queries[query].vector[element]);
+#pragma GCC unroll 8
             for (int b = 0; b < BLOCKS; ++b)
                 sums[query][b] = multiply_add(value, load(keys[b] + element * VECTOR), sums[query][b]);
         }
     }
+#pragma GCC unroll 8
     for (int query = 0; query < QUERIES; ++query)
+#pragma GCC unroll 8
         for (int b = 0; b < BLOCKS; ++b) store(scores + query * stride + b * VECTOR, sums[query][b]);
 }
 
@@ -102,12 +109,17 @@ inline float weights_of(const Query& query, int first_block, int count, float* s
 template <int QUERIES, int VECTORS>
 inline void mix_values(const HeadCache& cache, const float* weights, int stride, int start, int first, int last,
                        int element, Vector (*sums)[VECTORS]) {
+#pragma GCC unroll 8
     for (int query = 0; query < QUERIES; ++query)
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) sums[query][v] = zero();
+#pragma GCC unroll 1
     for (int position = first; position <= last; ++position) {
         const float* row = cache.value_row(position) + element;
+#pragma GCC unroll 8
         for (int query = 0; query < QUERIES; ++query) {
             const Vector weight = broadcast(weights[query * stride + position - start]);
+#pragma GCC unroll 8
             for (int v = 0; v < VECTORS; ++v)
                 sums[query][v] = multiply_add(weight, load(row + v * VECTOR), sums[query][v]);
         }
@@ -119,8 +131,10 @@ inline void mix_piece(const HeadCache& cache, const Query* queries, const float*
                       int stride, int start, int first, int last, int element) {
     Vector sums[QUERIES][VECTORS];
     mix_values<QUERIES, VECTORS>(cache, weights, stride, start, first, last, element, sums);
+#pragma GCC unroll 8
     for (int query = 0; query < QUERIES; ++query) {
         float piece[VECTORS * VECTOR];
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v)
             store(piece + v * VECTOR, multiply(sums[query][v], broadcast(factors[query])));
         const int count = HEAD_SIZE - element < VECTORS * VECTOR ? HEAD_SIZE - element : VECTORS * VECTOR;

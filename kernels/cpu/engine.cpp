@@ -25,7 +25,7 @@ constexpr int SAMPLER = 0;  // the worker that chooses tokens
 
 class Engine {
 public:
-    explicit Engine(const Tables& tables) : model_(tables), step_read_(tables.threads) {
+    explicit Engine(const Tables& tables) : model_(tables), ending_(tables.threads), step_read_(tables.threads) {
         for (int thread = 0; thread < tables.threads; ++thread) threads_.emplace_back([this, thread] { live(thread); });
     }
 
@@ -44,15 +44,8 @@ public:
         std::unique_lock<std::mutex> guard(mutex_);
         progress_.wait(guard, [this] { return active_ == 0; });
         request_ = request;
-        ending_.outcome.store(static_cast<int32_t>(Outcome::RUNNING), std::memory_order_relaxed);  // the mutex orders
-        ending_.described.store(false, std::memory_order_relaxed);
-        ending_.worker = ending_.phase = ending_.writer = -1;
+        ending_.reset(request.stall_seconds, request.deadline_seconds);
         *request.result = {static_cast<int32_t>(Outcome::RUNNING), 0, -1, -1, -1};
-        ending_.stall = std::chrono::duration<double>(request.stall_seconds);
-        ending_.deadline = request.deadline_seconds > 0
-                               ? Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                    std::chrono::duration<double>(request.deadline_seconds))
-                               : Clock::time_point::max();
         for (Epoch& epoch : model_.packets) epoch.value.store(0, std::memory_order_relaxed);
         for (Epoch& epoch : step_read_) epoch.value.store(0, std::memory_order_relaxed);
         sampler_.start(request.sampling, request.uniforms);
@@ -105,18 +98,18 @@ private:
 
     void finish() {  // under the mutex
         Result& result = *request_.result;
-        result.outcome = ending_.outcome.load(std::memory_order_relaxed);
-        // Pairs with the release store in fail().
-        if (ending_.described.load(std::memory_order_acquire)) {
-            result.worker = ending_.worker;
-            result.phase = ending_.phase;
-            result.writer = ending_.writer;
+        result.outcome = static_cast<int32_t>(ending_.outcome());
+        const Waiting* wait = ending_.earliest_wait();
+        if (ending_.outcome() == Outcome::STALLED && wait) {
+            result.worker = wait->worker.load(std::memory_order_relaxed);
+            result.phase = wait->phase.load(std::memory_order_relaxed);
+            result.writer = wait->writer.load(std::memory_order_relaxed);
         }
         progress_.notify_all();
     }
 
     void run(int thread, Scratch& scratch) {
-        WorkerPlayer player(model_, scratch, request_, ending_);
+        WorkerPlayer player(model_, scratch, request_, ending_, thread);
         const Tables& tables = model_.tables;
         const int first = tables.workers * thread / tables.threads;
         const int last = tables.workers * (thread + 1) / tables.threads;
@@ -124,7 +117,7 @@ private:
         Step step;
         for (uint64_t number = 0;; ++number) {
             if (number > 0 && !wait_for(model_.packet(SAMPLER, TOKEN), player.epoch(sample_phase, number - 1), ending_,
-                                        first, 0, SAMPLER))
+                                        {thread, first, 0, SAMPLER}))
                 return;
             step = model_.step;
             // Pairs with the acquire in next_step(): the sampler may write the next step over this one.
@@ -155,12 +148,12 @@ private:
             if (token < 0) return false;
             ends = generated_ == request_.limit || stops(token);
         }
-        if (Clock::now() > ending_.deadline && !ends) {
+        if (!ends && ending_.late(Clock::now())) {
             ending_.fail(Outcome::DEADLINE);
             return false;
         }
         for (Epoch& read : step_read_)
-            if (!wait_for(read, step.number + 1, ending_, SAMPLER, model_.tables.phases - 1, SAMPLER)) return false;
+            if (!wait_for(read, step.number + 1, ending_, {0, SAMPLER, model_.tables.phases - 1, SAMPLER})) return false;
         model_.step.number = step.number + 1;
         if (ends) {
             model_.step.ends = true;

@@ -18,25 +18,51 @@ constexpr int ROWS_AT_ONCE = 4;
 constexpr int TOKENS_AT_ONCE = 1;
 #endif
 
+template <int ROWS>
+inline void store_sums(float* to, const Vector* sums) {
+#if LANEFORMER_ISA == LANEFORMER_ISA_AVX512
+    if constexpr (ROWS == 8) {
+        store_sums_of_8(to, sums);
+        return;
+    }
+#endif
+#pragma GCC unroll 8
+    for (int row = 0; row < ROWS; ++row) to[row] = sum(sums[row]);
+}
+
 // outputs[token * output_stride + row] for ROWS rows of a block of `height` rows and TOKENS tokens.
 template <int COLUMNS, int ROWS, int TOKENS, typename Weight>
 inline void multiply_tile(const Weight* rows, int height, const float* inputs, float* outputs, int output_stride) {
     Vector sums[ROWS][TOKENS];
+    // Sums live in registers only where every loop over them is unrolled, which -O3 alone does too late.
+#pragma GCC unroll 8
     for (int row = 0; row < ROWS; ++row)
+#pragma GCC unroll 8
         for (int token = 0; token < TOKENS; ++token) sums[row][token] = zero();
+#pragma GCC unroll 1
     for (int column = 0; column < COLUMNS; column += COLUMN_GROUP, rows += height * COLUMN_GROUP) {
+#pragma GCC unroll 2
         for (int half = 0; half < COLUMN_GROUP; half += VECTOR) {
             Vector input[TOKENS];
-            for (int token = 0; token < TOKENS; ++token) input[token] = load(inputs + token * COLUMNS + column + half);
+#pragma GCC unroll 8
+            for (int token = 0; token < TOKENS; ++token)
+                input[token] = load(inputs + token * COLUMNS + column + half);
+#pragma GCC unroll 8
             for (int row = 0; row < ROWS; ++row) {
                 const Vector weight = load(rows + row * COLUMN_GROUP + half);
+#pragma GCC unroll 8
                 for (int token = 0; token < TOKENS; ++token)
                     sums[row][token] = multiply_add(weight, input[token], sums[row][token]);
             }
         }
     }
-    for (int token = 0; token < TOKENS; ++token)
-        for (int row = 0; row < ROWS; ++row) outputs[token * output_stride + row] = sum(sums[row][token]);
+#pragma GCC unroll 8
+    for (int token = 0; token < TOKENS; ++token) {
+        Vector of_token[ROWS];
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; ++row) of_token[row] = sums[row][token];
+        store_sums<ROWS>(outputs + token * output_stride, of_token);
+    }
 }
 
 template <int COLUMNS, int ROWS, typename Weight>

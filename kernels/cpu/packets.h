@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <thread>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -25,31 +26,61 @@ struct alignas(64) Epoch {  // a cache line each: a reader's polling disturbs on
     std::atomic<uint64_t> value{0};
 };
 
-// How a request ends early: the first to call fail() says why, and every wait looks here too.
-struct Ending {
-    std::atomic<int32_t> outcome{static_cast<int32_t>(Outcome::RUNNING)};
-    // Who waited, in which phase, for whom; written before `described`, read after it.
-    int32_t worker = -1, phase = -1, writer = -1;
-    std::atomic<bool> described{false};
-    Clock::time_point deadline = Clock::time_point::max();
-    std::chrono::duration<double> stall{60};
+// What a thread has been waiting for, once that takes long; all relaxed, it only serves a message.
+struct alignas(64) Waiting {
+    static constexpr uint64_t NOTHING = UINT64_MAX;
+    std::atomic<uint64_t> expected{NOTHING};
+    std::atomic<int32_t> worker{-1}, phase{-1}, writer{-1};
+};
 
-    bool failed() const {
-        // Relaxed: it carries no data, only tells a worker to go home.
-        return outcome.load(std::memory_order_relaxed) != static_cast<int32_t>(Outcome::RUNNING);
+// How a request ends: the first to call fail() says why, and every wait looks here too.
+class Ending {
+public:
+    explicit Ending(int threads) : waiting_(threads) {}
+
+    // Between requests only; the engine's mutex orders it.
+    void reset(double stall_seconds, double deadline_seconds) {
+        outcome_.store(static_cast<int32_t>(Outcome::RUNNING), std::memory_order_relaxed);
+        stall_ = std::chrono::duration<double>(stall_seconds);
+        deadline_ = Clock::time_point::max();
+        if (deadline_seconds > 0)
+            deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                           std::chrono::duration<double>(deadline_seconds));
+        for (Waiting& waiting : waiting_) waiting.expected.store(Waiting::NOTHING, std::memory_order_relaxed);
     }
-    bool fail(Outcome why, int32_t at_worker = -1, int32_t at_phase = -1, int32_t missing = -1) {
+
+    // Relaxed: it carries no data, only tells a worker to go home.
+    Outcome outcome() const { return static_cast<Outcome>(outcome_.load(std::memory_order_relaxed)); }
+    bool failed() const { return outcome() != Outcome::RUNNING; }
+    bool late(Clock::time_point now) const { return now > deadline_; }
+    bool stalled(Clock::duration waited) const { return waited > stall_; }
+
+    void fail(Outcome why) {
         auto expected = static_cast<int32_t>(Outcome::RUNNING);
-        // Relaxed: what is written next is published by `described`.
-        if (!outcome.compare_exchange_strong(expected, static_cast<int32_t>(why), std::memory_order_relaxed))
-            return false;
-        worker = at_worker;
-        phase = at_phase;
-        writer = missing;
-        // Pairs with the acquire load of `described` in engine.cpp.
-        described.store(true, std::memory_order_release);
-        return true;
+        outcome_.compare_exchange_strong(expected, static_cast<int32_t>(why), std::memory_order_relaxed);
     }
+
+    Waiting& waiting(int thread) { return waiting_[thread]; }
+
+    // The wait for the earliest packet: the others are late only because of it.
+    const Waiting* earliest_wait() const {
+        const Waiting* found = nullptr;
+        uint64_t first = Waiting::NOTHING;
+        for (const Waiting& waiting : waiting_) {
+            const uint64_t expected = waiting.expected.load(std::memory_order_relaxed);
+            if (expected < first) {
+                first = expected;
+                found = &waiting;
+            }
+        }
+        return found;
+    }
+
+private:
+    std::atomic<int32_t> outcome_{static_cast<int32_t>(Outcome::RUNNING)};
+    Clock::time_point deadline_ = Clock::time_point::max();
+    std::chrono::duration<double> stall_{60};
+    std::vector<Waiting> waiting_;  // by thread
 };
 
 inline void pause_briefly() {
@@ -60,20 +91,32 @@ inline void pause_briefly() {
 #endif
 }
 
+// Who waits and for whom, for the message if it takes too long.
+struct Wait {
+    int32_t thread, worker, phase, writer;
+};
+
 // Wait until `epoch` has reached `expected`; false where the request has ended instead.
 // First the core is kept, then offered to others, then given away: with more threads than free cores
 // the writer may need this very core.
-inline bool wait_for(const Epoch& epoch, uint64_t expected, Ending& ending, int32_t worker, int32_t phase,
-                     int32_t writer) {
+inline bool wait_for(const Epoch& epoch, uint64_t expected, Ending& ending, const Wait& wait) {
     constexpr int PAUSES = 1000, YIELDS = 100;
     for (int spin = 0; spin < PAUSES; ++spin) {
         // Pairs with the release store in publish(): the values of the packet are visible after it.
         if (epoch.value.load(std::memory_order_acquire) >= expected) return true;
         pause_briefly();
     }
+    Waiting& waiting = ending.waiting(wait.thread);
+    waiting.worker.store(wait.worker, std::memory_order_relaxed);
+    waiting.phase.store(wait.phase, std::memory_order_relaxed);
+    waiting.writer.store(wait.writer, std::memory_order_relaxed);
+    waiting.expected.store(expected, std::memory_order_relaxed);
     const auto began = Clock::now();
     for (int turn = 0;; ++turn) {
-        if (epoch.value.load(std::memory_order_acquire) >= expected) return true;  // pairs like the one above
+        if (epoch.value.load(std::memory_order_acquire) >= expected) {  // pairs like the one above
+            waiting.expected.store(Waiting::NOTHING, std::memory_order_relaxed);
+            return true;
+        }
         if (ending.failed()) return false;
         if (turn < YIELDS)
             std::this_thread::yield();
@@ -81,8 +124,8 @@ inline bool wait_for(const Epoch& epoch, uint64_t expected, Ending& ending, int3
             std::this_thread::sleep_for(std::chrono::microseconds(50));
         if (turn % 16 == 15) {
             const auto now = Clock::now();
-            if (now > ending.deadline) ending.fail(Outcome::DEADLINE);
-            if (now - began > ending.stall) ending.fail(Outcome::STALLED, worker, phase, writer);
+            if (ending.late(now)) ending.fail(Outcome::DEADLINE);
+            if (ending.stalled(now - began)) ending.fail(Outcome::STALLED);
         }
     }
 }

@@ -36,8 +36,8 @@ struct Scratch {
 
 class WorkerPlayer {
 public:
-    WorkerPlayer(Model& model, Scratch& scratch, const Request& request, Ending& ending)
-        : model_(model), scratch_(scratch), request_(request), ending_(ending) {}
+    WorkerPlayer(Model& model, Scratch& scratch, const Request& request, Ending& ending, int thread)
+        : model_(model), scratch_(scratch), request_(request), ending_(ending), thread_(thread) {}
 
     // One phase of one worker.  False where the request has ended.
     bool play(int worker, int phase, const Step& step) {
@@ -85,8 +85,6 @@ public:
     uint64_t epoch(int phase, uint64_t step) const { return step * model_.tables.phases + phase + 1; }
 
 private:
-    using Tile = const float*;
-
     bool is_mail(int packet) const { return packet == ATTENTION_MAIL || packet == FEED_FORWARD_MAIL; }
 
     bool wait() { return wait_for_packets(false) && wait_for_packets(true); }
@@ -101,7 +99,8 @@ private:
             const uint64_t expected = epoch(row.writer_phase, step_->number - row.previous_step);
             for (int at = starts[index]; at < starts[index + 1]; ++at) {
                 const int writer = tables.wait_writer[at];
-                if (!wait_for(model_.packet(writer, row.packet), expected, ending_, worker_, phase_, writer))
+                if (!wait_for(model_.packet(writer, row.packet), expected, ending_,
+                              {thread_, worker_, phase_, writer}))
                     return false;
             }
         }
@@ -362,6 +361,7 @@ private:
     Scratch& scratch_;
     const Request& request_;
     Ending& ending_;
+    const int thread_;
     int worker_ = 0, phase_ = 0, lane_ = 0;
     ShareRow share_{};
     const Step* step_ = nullptr;

@@ -1,0 +1,14 @@
+"""A short soak in every run of the tests; ``python tests/soak_cpu.py`` is the long one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.soak_cpu import soak
+
+
+def test_no_wrong_token_and_no_hang(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANEFORMER_CACHE", str(request.config.cache.mkdir("laneformer")))
+    result = soak(tokens=2000)
+    assert result["tokens"] >= 2000
+    assert result["cancelled"] > 0
