@@ -25,7 +25,7 @@ constexpr int SAMPLER = 0;  // the worker that chooses tokens
 
 class Engine {
 public:
-    explicit Engine(const Tables& tables) : model_(tables), ending_(tables.threads), step_read_(tables.threads) {
+    explicit Engine(const Tables& tables) : model_(tables), ending_(tables.threads, tables.pin != 0), step_read_(tables.threads) {
         for (int thread = 0; thread < tables.threads; ++thread) threads_.emplace_back([this, thread] { live(thread); });
     }
 

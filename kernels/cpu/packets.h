@@ -36,7 +36,11 @@ struct alignas(64) Waiting {
 // How a request ends: the first to call fail() says why, and every wait looks here too.
 class Ending {
 public:
-    explicit Ending(int threads) : waiting_(threads) {}
+    // A thread with a core of its own keeps it for about a millisecond: giving it away costs a time slice
+    // of whoever else runs here.  Where threads share cores, the writer may need this very core.
+    Ending(int threads, bool own_cores) : pauses_(own_cores ? 20000 : 200), waiting_(threads) {}
+
+    int pauses() const { return pauses_; }
 
     // Between requests only; the engine's mutex orders it.
     void reset(double stall_seconds, double deadline_seconds) {
@@ -80,6 +84,7 @@ private:
     std::atomic<int32_t> outcome_{static_cast<int32_t>(Outcome::RUNNING)};
     Clock::time_point deadline_ = Clock::time_point::max();
     std::chrono::duration<double> stall_{60};
+    const int pauses_;
     std::vector<Waiting> waiting_;  // by thread
 };
 
@@ -97,11 +102,10 @@ struct Wait {
 };
 
 // Wait until `epoch` has reached `expected`; false where the request has ended instead.
-// First the core is kept, then offered to others, then given away: with more threads than free cores
-// the writer may need this very core.
+// First the core is kept, then offered to others, then given away.
 inline bool wait_for(const Epoch& epoch, uint64_t expected, Ending& ending, const Wait& wait) {
-    constexpr int PAUSES = 1000, YIELDS = 100;
-    for (int spin = 0; spin < PAUSES; ++spin) {
+    constexpr int YIELDS = 100;
+    for (int spin = 0; spin < ending.pauses(); ++spin) {
         // Pairs with the release store in publish(): the values of the packet are visible after it.
         if (epoch.value.load(std::memory_order_acquire) >= expected) return true;
         pause_briefly();

@@ -25,7 +25,7 @@ constexpr int UNITS = LANEFORMER_UNITS;
 constexpr int VOCABULARY = LANEFORMER_VOCABULARY;  // of the whole model
 constexpr int HEAD_COLUMNS = LANEFORMER_HEAD_COLUMNS;  // inputs of the head: hidden, or hidden of all lanes
 
-// Tokens of a prompt that run at once.  512 tokens of a 135M model on two Zen 4 cores: see docs/engine.md.
+// Tokens of a prompt that run at once.
 constexpr int CHUNK = LANEFORMER_CHUNK;
 
 constexpr int QUERIES_PER_KEY = QUERY_HEADS / KEY_HEADS;
