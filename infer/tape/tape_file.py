@@ -141,27 +141,25 @@ def _packed(weights: Weights, index: TapeIndex, pool: ThreadPoolExecutor) -> Ite
 def _packed_entry(weights: Weights, entry: SharedTensor | TapePage) -> memoryview:
     if isinstance(entry, SharedTensor):
         values = weights.raw(entry.name)
-        _check_finite(values.reshape(-1), entry.name, entry.dtype)
+        _check_finite(values.reshape(-1), weights, entry.name)
         packed = np.ascontiguousarray(values)
     else:
         page = entry.page
         tensor = weights.raw(page.tensor)
         rows = (tensor if page.lane < 0 else tensor[page.lane])[page.rows.start : page.rows.stop]
         packed = pack_rows(rows)
-        _check_finite(packed, page.tensor, entry.dtype)
+        _check_finite(packed, weights, page.tensor)
     return packed.reshape(-1).view(np.uint8).data
 
 
-def _check_finite(values: np.ndarray, name: str, dtype: str) -> None:
+def _check_finite(values: np.ndarray, weights: Weights, name: str) -> None:
     """A weight that is NaN or infinite is refused here: it would make every answer NaN."""
     for start in range(0, values.size, FINITE_CHECK_ELEMENTS):
         part = values[start : start + FINITE_CHECK_ELEMENTS]
-        good = (part & 0x7F80) != 0x7F80 if dtype == "bfloat16" else np.isfinite(part)
+        good = (part & 0x7F80) != 0x7F80 if weights.dtype(name) == "bfloat16" else np.isfinite(part)
         if not good.all():
-            raise CheckpointError(
-                f"tensor {name} holds {int(good.size - np.count_nonzero(good))} or more values that are NaN "
-                "or infinite"
-            )
+            weights.float32(name)  # tells file and number, as every reader of these weights does
+            raise CheckpointError(f"tensor {name} holds values that are NaN or infinite")
 
 
 def _view(data: np.ndarray, entry: SharedTensor | TapePage) -> np.ndarray:

@@ -27,12 +27,6 @@ TOLERANCE = 2e-5
 WORKERS = (1, 2, 5)
 
 
-@pytest.fixture(autouse=True)
-def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled libraries stay from one run of the tests to the next."""
-    monkeypatch.setenv("LANEFORMER_CACHE", str(request.config.cache.mkdir("laneformer")))
-
-
 def token_ids(vocab_size: int, length: int = LENGTH) -> list[int]:
     return np.random.default_rng(1).integers(vocab_size, size=length).tolist()
 

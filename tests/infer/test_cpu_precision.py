@@ -18,11 +18,6 @@ from tests.tiny_models import write_checkpoint
 SHARE_OF_TORCH_ERROR = 1e-2
 
 
-@pytest.fixture(autouse=True)
-def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LANEFORMER_CACHE", str(request.config.cache.mkdir("laneformer")))
-
-
 @pytest.mark.parametrize("folder", CASES)
 @torch.no_grad()
 def test_error_of_16_bit_weights_is_below_that_of_torch(folder: Path, tmp_path: Path) -> None:

@@ -21,11 +21,6 @@ from tests.tiny_models import RandomWeights, tiny_config
 LONG = Request((1, 2, 3), max_new_tokens=100_000)
 
 
-@pytest.fixture(autouse=True)
-def cache(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LANEFORMER_CACHE", str(request.config.cache.mkdir("laneformer")))
-
-
 def weights(context: int = 64) -> RandomWeights:
     return RandomWeights(tiny_config(max_position_embeddings=context))
 

@@ -66,12 +66,9 @@ def runtime_library(name: str) -> str:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or shutil.which("g++") is None, reason="needs Linux and g++")
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-def test_decoding_is_clean(
-    sanitizer: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_is_clean(sanitizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flags, libraries, options = SANITIZERS[sanitizer]
     preload = " ".join(runtime_library(name) for name in libraries)
-    monkeypatch.setenv("LANEFORMER_CACHE", str(request.config.cache.mkdir("laneformer")))
     monkeypatch.setenv("LANEFORMER_CXXFLAGS", f"{flags} -g -O1 -fno-omit-frame-pointer")
     monkeypatch.setenv("CXX", "g++")
     compiled_library(tiny_config())  # here: the compiler itself should not run under the sanitizer
