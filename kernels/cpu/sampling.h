@@ -113,22 +113,26 @@ private:
         return candidates_.empty() ? 0 : candidates_.back().id;  // the product can round up to the total
     }
 
+    static bool before(const Candidate& a, const Candidate& b) {
+        return a.value > b.value || (a.value == b.value && a.id < b.id);
+    }
+
     void distribution(const float* logits, float top) {
         candidates_.resize(VOCABULARY);
         for (int32_t id = 0; id < VOCABULARY; ++id)
             candidates_[id] = {(static_cast<double>(logits[id]) - top) / settings_.temperature, id};
-        const auto before = [](const Candidate& a, const Candidate& b) {
-            return a.value > b.value || (a.value == b.value && a.id < b.id);
-        };
-        const bool sorted = settings_.top_k > 0 || settings_.top_p < 1;
-        if (settings_.top_k > 0 && settings_.top_k < VOCABULARY) {
-            std::nth_element(candidates_.begin(), candidates_.begin() + settings_.top_k, candidates_.end(), before);
-            candidates_.resize(settings_.top_k);
+        if (settings_.top_k > 0) {
+            if (settings_.top_k < VOCABULARY) {
+                const auto end = candidates_.begin() + settings_.top_k;
+                std::nth_element(candidates_.begin(), end, candidates_.end(), before);
+                candidates_.resize(settings_.top_k);
+            }
+            std::sort(candidates_.begin(), candidates_.end(), before);
         }
-        if (sorted) std::sort(candidates_.begin(), candidates_.end(), before);
         for (Candidate& candidate : candidates_) candidate.value = std::exp(candidate.value);
         normalise();
         if (settings_.top_p < 1) {
+            if (settings_.top_k == 0) sort_most_probable();
             double covered = 0;
             keep([&](double probability) {
                 covered += probability;
@@ -140,6 +144,22 @@ private:
             for (const Candidate& candidate : candidates_) most = std::max(most, candidate.value);
             keep([&](double probability) { return probability >= settings_.min_p * most; });
         }
+    }
+
+    // Sort as many of the most probable as top_p can need and drop the rest.  On one Zen 4 core top-p added 3.4 ms
+    // to a token of 12.5 ms with all of 49,152 sorted, and adds 0.5 ms where few tokens hold most of it.
+    void sort_most_probable() {
+        for (size_t count = 256; count < candidates_.size(); count *= 8) {
+            const auto end = candidates_.begin() + count;
+            std::nth_element(candidates_.begin(), end, candidates_.end(), before);
+            double covered = 0;
+            for (auto at = candidates_.begin(); at != end; ++at) covered += at->value;
+            if (covered > settings_.top_p * (1 + 1e-9)) {  // surely, however the sum was rounded
+                candidates_.resize(count);
+                break;
+            }
+        }
+        std::sort(candidates_.begin(), candidates_.end(), before);
     }
 
     template <typename Wanted>
