@@ -11,6 +11,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -215,10 +216,15 @@ class _Job:
 
 
 def _usable_cores() -> int:
+    """Cores that this process may use, a container's quota included."""
     try:
-        return len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
     except AttributeError:  # not Linux
         return os.cpu_count() or 1
+    except (OSError, ValueError):  # no such control group
+        return cores
 
 
 def _close(library: ctypes.CDLL, engine: int, process: int, keep: list[Any]) -> None:

@@ -46,7 +46,7 @@ inline void norm_head(float* head, const float* scale, float epsilon) {
 }
 
 // Elements 2i and 2i+1 turn together.  cosines, sines: of this position, [HEAD_SIZE / 2].
-// Fused on purpose: left to itself, g++ 12.2 at -O2 fuses this very pattern, one sum and one difference of products,
+// Fused on purpose: left to itself, g++ 12.2 at -O2 fuses this very pattern, a sum and a difference of products,
 // where it has an instruction for it, -ffp-contract=off or not.
 inline void rotate_head(float* head, const float* cosines, const float* sines) {
     for (int pair = 0; pair < HEAD_SIZE / 2; ++pair) {

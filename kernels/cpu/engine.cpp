@@ -25,8 +25,10 @@ constexpr int SAMPLER = 0;  // the worker that chooses tokens
 
 class Engine {
 public:
-    explicit Engine(const Tables& tables) : model_(tables), ending_(tables.threads, tables.pin != 0), step_read_(tables.threads) {
-        for (int thread = 0; thread < tables.threads; ++thread) threads_.emplace_back([this, thread] { live(thread); });
+    explicit Engine(const Tables& tables)
+        : model_(tables), ending_(tables.threads, tables.pin != 0), step_read_(tables.threads) {
+        for (int thread = 0; thread < tables.threads; ++thread)
+            threads_.emplace_back([this, thread] { live(thread); });
     }
 
     ~Engine() {
@@ -116,7 +118,8 @@ private:
         const int sample_phase = tables.phases - 1;
         Step step;
         for (uint64_t number = 0;; ++number) {
-            if (number > 0 && !wait_for(model_.packet(SAMPLER, TOKEN), player.epoch(sample_phase, number - 1), ending_,
+            const Epoch& token = model_.packet(SAMPLER, TOKEN);
+            if (number > 0 && !wait_for(token, player.epoch(sample_phase, number - 1), ending_,
                                         {thread, first, 0, SAMPLER}))
                 return;
             step = model_.step;
@@ -152,8 +155,9 @@ private:
             ending_.fail(Outcome::DEADLINE);
             return false;
         }
-        for (Epoch& read : step_read_)
-            if (!wait_for(read, step.number + 1, ending_, {0, SAMPLER, model_.tables.phases - 1, SAMPLER})) return false;
+        const Wait wait{0, SAMPLER, model_.tables.phases - 1, SAMPLER};
+        for (const Epoch& read : step_read_)
+            if (!wait_for(read, step.number + 1, ending_, wait)) return false;
         model_.step.number = step.number + 1;
         if (ends) {
             model_.step.ends = true;
@@ -252,7 +256,8 @@ uint64_t laneformer_start(void* engine, const laneformer::Request* request) {
         return 0;
     }
 }
-int32_t laneformer_wait(void* engine, uint64_t number, const laneformer::Result* result, int32_t have, double seconds) {
+int32_t laneformer_wait(void* engine, uint64_t number, const laneformer::Result* result, int32_t have,
+                        double seconds) {
     return static_cast<laneformer::Engine*>(engine)->wait_tokens(number, *result, have, seconds);
 }
 void laneformer_cancel(void* engine, uint64_t number) { static_cast<laneformer::Engine*>(engine)->cancel(number); }

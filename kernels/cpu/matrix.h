@@ -86,13 +86,14 @@ inline void multiply_block(const Weight* block, int height, const float* inputs,
         multiply_rows<COLUMNS, ROWS_AT_ONCE>(block + row * COLUMN_GROUP, height, inputs, tokens, outputs + row,
                                              output_stride);
     for (; row < height; ++row)
-        multiply_rows<COLUMNS, 1>(block + row * COLUMN_GROUP, height, inputs, tokens, outputs + row, output_stride);
+        multiply_rows<COLUMNS, 1>(block + row * COLUMN_GROUP, height, inputs, tokens, outputs + row,
+                                  output_stride);
 }
 
 // `rows` rows of a page.  inputs: [tokens][COLUMNS], zero beyond the true columns.  `wide` holds one block.
 template <int COLUMNS, typename Weight>
-void multiply_page(const Weight* page, int rows, const float* inputs, int tokens, float* outputs, int output_stride,
-                   float* wide) {
+void multiply_page(const Weight* page, int rows, const float* inputs, int tokens, float* outputs,
+                   int output_stride, float* wide) {
     for (int row = 0; row < rows; row += BLOCK_ROWS) {
         const int height = rows - row < BLOCK_ROWS ? rows - row : BLOCK_ROWS;
         const Weight* block = page + static_cast<size_t>(row) * COLUMNS;
@@ -110,7 +111,8 @@ void multiply_page(const Weight* page, int rows, const float* inputs, int tokens
 template <int COUNT, int PADDED>
 inline void rms_norm(const float* input, const float* scale, float epsilon, float* output) {
     Vector squares = zero();
-    for (int at = 0; at < PADDED; at += VECTOR) squares = multiply_add(load(input + at), load(input + at), squares);
+    for (int at = 0; at < PADDED; at += VECTOR)
+        squares = multiply_add(load(input + at), load(input + at), squares);
     const Vector factor = broadcast(1.0f / std::sqrt(sum(squares) / COUNT + epsilon));
     for (int at = 0; at < PADDED; at += VECTOR)
         store(output + at, multiply(multiply(load(input + at), factor), load(scale + at)));

@@ -20,7 +20,7 @@ namespace laneformer {
 
 using Clock = std::chrono::steady_clock;
 
-enum class Outcome : int32_t { FINISHED = 0, CANCELLED = 1, DEADLINE = 2, STALLED = 3, NOT_FINITE = 4, RUNNING = 5 };
+enum class Outcome : int32_t { FINISHED, CANCELLED, DEADLINE, STALLED, NOT_FINITE, RUNNING };
 
 struct alignas(64) Epoch {  // a cache line each: a reader's polling disturbs one writer only
     std::atomic<uint64_t> value{0};

@@ -92,7 +92,8 @@ private:
     // The phase's waits: those for other lanes' mail, or all others.
     bool wait_for_packets(bool mail) {
         const Tables& tables = model_.tables;
-        const int32_t* starts = tables.wait_start + static_cast<size_t>(worker_ * tables.phases + phase_) * MOST_WAITS;
+        const size_t place = static_cast<size_t>(worker_) * tables.phases + phase_;
+        const int32_t* starts = tables.wait_start + place * MOST_WAITS;
         for (int index = 0; index < row_->wait_count; ++index) {
             const WaitRow& row = row_->waits[index];
             if (is_mail(row.packet) != mail || (row.packet == LOGITS && !step_->wants_logits)) continue;
@@ -155,13 +156,14 @@ private:
         // A tied embedding lies in the pages of the head: find the worker whose rows it is in.
         const int head_phase = tables.phases - 2;
         int worker = 0;
-        while (id < model_.share(worker, head_phase).start || id >= model_.share(worker, head_phase).stop) ++worker;
+        const auto has = [&](const ShareRow& rows) { return rows.start <= id && id < rows.stop; };
+        while (!has(model_.share(worker, head_phase))) ++worker;
         const PageRow& page = *model_.pages(worker, head_phase);
         const int row = id - page.first, block = row / BLOCK_ROWS * BLOCK_ROWS;
         const int height = page.rows - block < BLOCK_ROWS ? page.rows - block : BLOCK_ROWS;
-        const size_t group = static_cast<size_t>(block) * PADDED_HIDDEN + column / COLUMN_GROUP * COLUMN_GROUP * height;
+        const int group = column / COLUMN_GROUP * height + row - block;  // of columns, within the block
         return element(tables.tape + page.offset, page.stored,
-                       group + (row - block) * COLUMN_GROUP + column % COLUMN_GROUP);
+                       static_cast<size_t>(block) * PADDED_HIDDEN + group * COLUMN_GROUP + column % COLUMN_GROUP);
     }
 
     static float element(const uint8_t* data, Stored stored, size_t at) {
@@ -188,10 +190,10 @@ private:
 
     void project() {
         const float* inputs = normed(2 * row_->layer);
-        for (const PageRow* page = model_.pages(worker_, phase_); page < model_.pages(worker_, phase_) + MOST_PAGES; ++page)
-            if (page->offset >= 0)
-                multiply<PADDED_HIDDEN>(*page, inputs, step_->count, lane().projected.data() + page->first,
-                                        PROJECTED_ROWS);
+        const PageRow* pages = model_.pages(worker_, phase_);
+        for (int index = 0; index < MOST_PAGES && pages[index].offset >= 0; ++index)
+            multiply<PADDED_HIDDEN>(pages[index], inputs, step_->count,
+                                    lane().projected.data() + pages[index].first, PROJECTED_ROWS);
     }
 
     void append() {
@@ -268,7 +270,8 @@ private:
         const bool sends = row_->mailbox >= 0;
         float* raw = sends ? model_.mail(lane_, module, row_->mailbox) : scratch_.outputs.data();
         if (module == ATTENTION)
-            multiply<PADDED_QUERY_ROWS>(page, lane().mixed.data(), step_->count, raw + share_.start, PADDED_HIDDEN);
+            multiply<PADDED_QUERY_ROWS>(page, lane().mixed.data(), step_->count, raw + share_.start,
+                                        PADDED_HIDDEN);
         else
             multiply<PADDED_UNITS>(page, lane().units.data(), step_->count, raw + share_.start, PADDED_HIDDEN);
         if (sends) publish_packet(module == ATTENTION ? ATTENTION_MAIL : FEED_FORWARD_MAIL);
@@ -329,22 +332,21 @@ private:
     }
 
     void head_input(HeadType type, int token, float* input) {
-        const int final_norm = 2 * model_.tables.layers;
-        const float epsilon = model_.tables.norm_epsilon;
         alignas(64) float values[PADDED_HIDDEN];
         for (int at = 0; at < PADDED_HEAD_COLUMNS; ++at) input[at] = 0;
         if (type == HeadType::VOCAB_PARALLEL) {
-            rms_norm<HIDDEN, PADDED_HIDDEN>(residual(lane_, token), model_.norm(final_norm, lane_), epsilon, values);
+            final_normed(lane_, token, values);
             std::memcpy(input, values, HIDDEN * sizeof(float));
         } else if (type == HeadType::LANES_SUMMED) {
             std::memset(values, 0, sizeof values);
             for (int other = 0; other < LANES; ++other)
                 for (int at = 0; at < HIDDEN; ++at) values[at] += residual(other, token)[at];
-            rms_norm<HIDDEN, PADDED_HIDDEN>(values, model_.norm(final_norm, 0), epsilon, values);
+            rms_norm<HIDDEN, PADDED_HIDDEN>(values, model_.norm(2 * model_.tables.layers, 0),
+                                            model_.tables.norm_epsilon, values);
             std::memcpy(input, values, HIDDEN * sizeof(float));
         } else {
             for (int other = 0; other < LANES; ++other) {
-                rms_norm<HIDDEN, PADDED_HIDDEN>(residual(other, token), model_.norm(final_norm, other), epsilon, values);
+                final_normed(other, token, values);
                 if (type == HeadType::LANE)
                     std::memcpy(input + other * HIDDEN, values, HIDDEN * sizeof(float));
                 else
@@ -355,7 +357,14 @@ private:
         }
     }
 
-    const float* residual(int lane, int token) { return model_.lanes[lane].residual.data() + token * PADDED_HIDDEN; }
+    void final_normed(int lane, int token, float* values) {
+        rms_norm<HIDDEN, PADDED_HIDDEN>(residual(lane, token), model_.norm(2 * model_.tables.layers, lane),
+                                        model_.tables.norm_epsilon, values);
+    }
+
+    const float* residual(int lane, int token) {
+        return model_.lanes[lane].residual.data() + token * PADDED_HIDDEN;
+    }
 
     Model& model_;
     Scratch& scratch_;
