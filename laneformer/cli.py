@@ -29,6 +29,12 @@ COMMANDS = {
     ),
     "generate": ("infer.cli", "add_generate_arguments", "run_generate", "continue a prompt"),
     "bench": ("infer.cli", "add_bench_arguments", "run_bench", "measure decoding speed"),
+    "plan": (
+        "infer.plan.cli",
+        "add_plan_arguments",
+        "run_plan",
+        "show how the engine shares out a model's work",
+    ),
     "doctor": (
         "laneformer.doctor",
         "add_arguments",
