@@ -44,6 +44,9 @@ class Tokenizer:
         add_bos_token: bool = True,
     ) -> None:
         self.library_tokenizer = library_tokenizer
+        # A tokenizer.json may say how to cut and pad; that would drop training text and prompts unseen.
+        library_tokenizer.no_truncation()
+        library_tokenizer.no_padding()
         self.bos_token = bos_token or self._first_known(COMMON_BOS)
         self.eos_token = eos_token or self._first_known(COMMON_EOS)
         self.chat_template = chat_template

@@ -109,3 +109,17 @@ def test_a_tokenizer_may_have_a_bos_that_texts_do_not_begin_with(tmp_path: Path)
     assert again.settings() == tokenizer.settings()
     assert again.fingerprint == tokenizer.fingerprint != plain.fingerprint
     assert "add_bos_token" not in plain.settings()
+
+
+def test_truncation_and_padding_of_the_file_are_not_obeyed() -> None:
+    plain = byte_level_tokenizer()
+    cutting = Tokenizer.from_text(plain.to_text())
+    cutting.library_tokenizer.enable_truncation(2)
+    cutting.library_tokenizer.enable_padding(length=9)
+    written = cutting.to_text()
+    assert json.loads(written)["truncation"]["max_length"] == 2
+    loaded = Tokenizer.from_text(written)
+    assert loaded.encode("abcdef") == plain.encode("abcdef")
+    assert loaded.encode_plain(["abcdef", "a"]) == plain.encode_plain(["abcdef", "a"])
+    assert [len(ids) for ids in loaded.encode_plain(["abcdef", "a"])] == [6, 1]
+    assert loaded.fingerprint == plain.fingerprint
