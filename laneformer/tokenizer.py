@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import tokenizers
 
 from laneformer.errors import TokenizerError
+from laneformer.json_input import read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
@@ -63,12 +64,10 @@ class Tokenizer:
     def from_file(cls, path: str | Path) -> Tokenizer:
         """Read a tokenizer.json; settings are taken from files beside it where there are any."""
         path = Path(path)
-        settings: dict[str, Any] = {}
+        settings_path = path.parent / SETTINGS_FILE
+        settings = read_json(settings_path, TokenizerError) if settings_path.exists() else {}
         try:
             text = path.read_text(encoding="utf-8")
-            settings_path = path.parent / SETTINGS_FILE
-            if settings_path.exists():
-                settings = json.loads(settings_path.read_text(encoding="utf-8"))
             template_path = path.parent / TEMPLATE_FILE
             if template_path.exists():
                 settings["chat_template"] = template_path.read_text(encoding="utf-8")

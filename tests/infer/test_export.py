@@ -187,8 +187,9 @@ def test_a_tokenizer_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_not_an_engine_file(engine_file: Path, checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not an engine file; make one with: laneformer export"):
+    with pytest.raises(CheckpointError, match="not an engine file; give the checkpoint folder") as caught:
         EngineFile(checkpoint / "model.safetensors")
+    assert "export FOLDER OUT" in str(caught.value)  # a name to copy would be that of the weights themselves
     text = tmp_path / "text"
     text.write_text("hello, this is no container at all")
     with pytest.raises(CheckpointError, match="truncated or not a safetensors file"):
@@ -212,9 +213,10 @@ def test_another_version(engine_file: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"config": None}, CheckpointError, "metadata 'config' is missing or damaged"),
-        ({"config": "{"}, CheckpointError, "metadata 'config' is missing or damaged"),
-        ({"config": "[]"}, CheckpointError, "metadata 'config' is not a JSON object"),
+        ({"config": None}, CheckpointError, "metadata 'config' is missing"),
+        ({"config": "{"}, CheckpointError, "metadata 'config': cannot be read as JSON"),
+        ({"config": "[" * 10**5}, CheckpointError, "metadata 'config': .* nested too deep"),
+        ({"config": "[]"}, CheckpointError, "metadata 'config': expected a JSON object, found list"),
         ({"config": "{}"}, ConfigError, "model.laneformer: required key missing"),
         ({"tokenizer": "{}"}, TokenizerError, "model.laneformer: not a tokenizer.json"),
         ({"tokenizer_settings": None}, CheckpointError, "metadata 'tokenizer_settings' is missing"),

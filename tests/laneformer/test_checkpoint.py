@@ -152,7 +152,20 @@ def test_index_must_agree_with_the_shards(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "../b"}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "{}",
+        "[1]",
+        '{"weight_map": 3}',
+        '{"weight_map": {"a": "../b"}}',
+        '{"weight_map": {"a": ["b"]}}',
+        '{"weight_map": {"a": "b", "a": "c"}}',
+        '{"a": ' * 10**5,
+        '{"a": ' + "9" * 5000 + "}",
+    ],
+)
 def test_broken_index_is_named(tmp_path: Path, text: str) -> None:
     sharded(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(text)
