@@ -229,5 +229,6 @@ def _render(template: str, **values: Any) -> str:
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     try:
         return environment.from_string(template).render(**values)
-    except TemplateError as error:
-        raise TokenizerError(f"the chat template cannot be rendered: {error}") from None
+    except Exception as error:  # a template is a program: it can divide by zero, or call itself for ever
+        kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+        raise TokenizerError(f"the chat template cannot be rendered: {kind}{error}") from None

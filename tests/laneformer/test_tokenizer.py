@@ -72,6 +72,11 @@ def test_chat_template_forms(tmp_path: Path) -> None:
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% for", "cannot be rendered"),
         ("{{ messages.append(1) }}", "cannot be rendered"),
+        ("{{ 1 / 0 }}", "cannot be rendered: ZeroDivisionError"),
+        ("{{ 'a' + 1 }}", "cannot be rendered: TypeError"),
+        ("{{ strftime_now(5) }}", "cannot be rendered: TypeError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be rendered: RecursionError"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "cannot be rendered"),
     ],
 )
 def test_template_errors(template: str | None, message: str) -> None:
