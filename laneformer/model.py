@@ -263,6 +263,7 @@ class LaneformerForCausalLM(nn.Module):
     def from_pretrained(cls, folder: str | Path, dtype: torch.dtype | None = None) -> LaneformerForCausalLM:
         """Load a checkpoint folder in the Hugging Face layout, in its stored type unless ``dtype`` is given.
 
+        Where stored types are mixed, the model has the narrowest type that holds all their values.
         Raises :class:`CheckpointError` or :class:`ConfigError`, one line that names what is wrong.
         """
         from laneformer.pretrained import load_model
@@ -270,7 +271,12 @@ class LaneformerForCausalLM(nn.Module):
         return load_model(folder, dtype)
 
     def save_pretrained(self, folder: str | Path, max_shard_bytes: int = 5 * 10**9) -> None:
-        """Write config.json and safetensors into ``folder``, in several files above ``max_shard_bytes``."""
+        """Write config.json and safetensors into ``folder``, in several files above ``max_shard_bytes``.
+
+        Every tensor keeps its type; config.json names the one that holds them all, in which they load again.
+        Weight files of an earlier save that are not written again are removed.  Raises
+        :class:`CheckpointError` for a type that checkpoints do not have, such as float64.
+        """
         from laneformer.pretrained import save_model
 
         save_model(self, folder, max_shard_bytes)
