@@ -8,7 +8,7 @@ It is a safetensors file, so any safetensors reader can look into it.  The heade
     dtype               type of the weights: float32, bfloat16, float16, or "mixed"
     source_sha256       hash of the tensors that it was made from (:mod:`infer.export`)
     tokenizer           tokenizer.json, as text (absent where the model has none)
-    tokenizer_settings  JSON object: bos_token, eos_token, chat_template
+    tokenizer_settings  JSON object: bos_token, eos_token, chat_template, add_bos_token
 
 and the tensors have the names and shapes of a checkpoint.  :mod:`infer.export` writes it.
 """

@@ -11,6 +11,7 @@ wrong file is one clear error and never reaches a model.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ class Checkpoint:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):  # Path.is_dir raises for a name that is too long
             raise CheckpointError(f"{self.folder}: no such checkpoint folder")
         self.config = LaneformerConfig.from_file(self.folder / "config.json")
         self._file_of = open_tensor_files(self.folder)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -73,7 +74,7 @@ class Tokenizer:
         """Read a tokenizer.json; settings are taken from files beside it where there are any."""
         path = Path(path)
         settings_path = path.parent / SETTINGS_FILE
-        settings = read_json(settings_path, TokenizerError) if settings_path.exists() else {}
+        settings = read_json(settings_path, TokenizerError) if os.path.exists(settings_path) else {}
         try:
             text = path.read_text(encoding="utf-8")
             template_path = path.parent / TEMPLATE_FILE
