@@ -232,8 +232,8 @@ def _token_text(settings: Mapping[str, Any], role: str) -> str | Usual | None:
 def _default_template(value: Any) -> str | None:
     """One template, or a list of named ones of which ``default`` is meant."""
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, Mapping)}
-        value = named.get("default")
+        named = [entry for entry in value if isinstance(entry, Mapping) and entry.get("name") == "default"]
+        value = named[-1].get("template") if named else None
     return value if isinstance(value, str) else None
 
 

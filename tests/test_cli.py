@@ -69,6 +69,22 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "unknown key": (lambda f: set_config(f, logit_scale=2.0), "unknown key logit_scale"),
     "lanes do not divide": (lambda f: set_config(f, num_lanes=3), "num_lanes (3) does not divide"),
+    "millions of layers": (
+        lambda f: set_config(f, num_hidden_layers=3_000_000),
+        "num_hidden_layers must be at most 10000, found 3000000",
+    ),
+    "more layers than tensors": (
+        lambda f: set_config(f, num_hidden_layers=10_000),
+        "tensor model.layers.5.attention_norm.weight is missing",
+    ),
+    "deeply nested": (
+        lambda f: (f / "config.json").write_text('{"a": ' * 10**5),
+        "config.json: cannot be read as JSON: nested too deep",
+    ),
+    "settings of another kind": (
+        lambda f: (f / "tokenizer_config.json").write_text("[1]"),
+        "tokenizer_config.json: expected a JSON object, found list",
+    ),
     "NaN weights": (lambda f: set_tensors(f, poison), "tensor model.norm.weight holds 1 values that are NaN"),
     "foreign tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "not a tokenizer.json"),
 }

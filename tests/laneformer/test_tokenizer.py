@@ -58,7 +58,11 @@ def test_chat_template_forms(tmp_path: Path) -> None:
     expected = "<s>[user] hello\n[assistant] "
     settings.write_text(json.dumps({"chat_template": TEMPLATE}))
     assert Tokenizer.from_folder(tmp_path).apply_chat_template(MESSAGES) == expected
-    named = [{"name": "tool", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+    named = [
+        {"name": "tool", "template": "x"},
+        {"name": ["odd"], "template": 1},
+        {"name": "default", "template": TEMPLATE},
+    ]
     settings.write_text(json.dumps({"chat_template": named}))
     assert Tokenizer.from_folder(tmp_path).apply_chat_template(MESSAGES) == expected
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
