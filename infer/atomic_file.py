@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,7 +23,8 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())  # the name must not reach the disk before the contents
         os.replace(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # the first error is the one to tell
+            partial.unlink()
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

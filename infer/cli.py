@@ -17,6 +17,8 @@ from infer import bench
 from infer.backends import AUTO, backend_names
 from infer.engine import Engine
 from infer.export import EXPORT_DTYPES, KEEP, export_engine_file
+from infer.request import check_unicode
+from infer.terminal import read_standard_input, show
 from laneformer.errors import RequestError
 from laneformer.tokenizer import Tokenizer
 
@@ -34,7 +36,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 def run_export(args: argparse.Namespace) -> int:
     """Write an engine file and say what it holds."""
     summary = export_engine_file(args.checkpoint, args.out, dtype=args.dtype, overwrite=args.overwrite)
-    print(
+    show(
         f"{summary.path}: {summary.tensors} tensors, {summary.size / 1e6:.1f} MB, {summary.dtype}, "
         f"source {summary.source_sha256[:16]}"
     )
@@ -81,13 +83,11 @@ def run_generate(args: argparse.Namespace) -> int:
     count, reason = 0, "length"  # a request for no tokens has reached its length
     start = time.perf_counter()
     for token in tokens:
-        print(
-            json.dumps(asdict(token)) if args.json else token.text, end="\n" if args.json else "", flush=True
-        )
+        show(json.dumps(asdict(token)) if args.json else token.text, end="\n" if args.json else "")
         count, reason = count + 1, token.finish_reason or reason
     seconds = time.perf_counter() - start
     if not args.json:
-        print()
+        show("")
     rate = f"{count / seconds:.1f}" if count else "n/a"
     print(f"{count} tokens, {rate} tokens/s with a prompt of {len(token_ids)}, {reason}", file=sys.stderr)
     return 0
@@ -152,13 +152,13 @@ def _prompt_ids(args: argparse.Namespace, tokenizer: Tokenizer | None) -> list[i
 
 def _prompt_text(args: argparse.Namespace) -> str:
     if args.prompt is not None:
+        check_unicode("--prompt", args.prompt)  # Python keeps bytes that are not UTF-8 as surrogates
         return str(args.prompt)
-    source = args.prompt_file or "standard input"
+    if args.prompt_file is None:
+        return read_standard_input()
     try:
-        if args.prompt_file is not None:
-            return Path(args.prompt_file).read_text(encoding="utf-8")
-        return sys.stdin.read()
+        return Path(args.prompt_file).read_text(encoding="utf-8")
     except OSError as error:
-        raise RequestError(f"{source}: cannot be read ({error.strerror})") from None
+        raise RequestError(f"{args.prompt_file}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise RequestError(f"{source}: not UTF-8 text ({error})") from None
+        raise RequestError(f"{args.prompt_file}: not UTF-8 text ({error})") from None

@@ -17,7 +17,7 @@ import numpy as np
 
 from infer.backends import Backend, select_backend
 from infer.output_text import OutputText
-from infer.request import Request, check_token_ids, whole_numbers
+from infer.request import Request, check_token_ids, check_unicode, whole_numbers
 from infer.weights import open_model
 from laneformer.config import LaneformerConfig
 from laneformer.errors import RequestError
@@ -134,6 +134,7 @@ class Engine:
         sequences: list[tuple[int, ...]] = [(token_id,) for token_id in self._end_of_text_ids()]
         for entry in (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else stop:
             if isinstance(entry, str):
+                check_unicode("stop", entry)
                 strings.append(entry)
             elif isinstance(entry, Iterable):
                 sequences.append(whole_numbers("stop", entry))

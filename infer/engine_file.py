@@ -8,14 +8,13 @@ It is a safetensors file, so any safetensors reader can look into it.  The heade
     dtype               type of the weights: float32, bfloat16, float16, or "mixed"
     source_sha256       hash of the tensors that it was made from (:mod:`infer.export`)
     tokenizer           tokenizer.json, as text (absent where the model has none)
-    tokenizer_settings  JSON object: bos_token, eos_token, chat_template
+    tokenizer_settings  JSON object: bos_token, eos_token, chat_template, add_bos_token
 
 and the tensors have the names and shapes of a checkpoint.  :mod:`infer.export` writes it.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 from laneformer.checkpoint import check_tensors
 from laneformer.config import LaneformerConfig
 from laneformer.errors import CheckpointError, ConfigError, TokenizerError
+from laneformer.json_input import parse_json
 from laneformer.parameters import parameter_shapes
 from laneformer.tensors import TensorFile
 from laneformer.tokenizer import Tokenizer
@@ -64,15 +64,9 @@ class EngineFile:
         return self._file.float32(name)
 
     def _json(self, key: str) -> dict[str, Any]:
-        try:
-            value = json.loads(self.metadata[key])
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{self.path}: metadata {key!r} is missing or damaged ({error!r})"
-            ) from None
-        if not isinstance(value, dict):
-            raise CheckpointError(f"{self.path}: metadata {key!r} is not a JSON object")
-        return value
+        if key not in self.metadata:
+            raise CheckpointError(f"{self.path}: metadata {key!r} is missing")
+        return parse_json(self.metadata[key], f"{self.path}: metadata {key!r}", CheckpointError)
 
     def _read_config(self) -> LaneformerConfig:
         try:
@@ -92,8 +86,8 @@ class EngineFile:
 def _check_format(path: Path, metadata: dict[str, str]) -> None:
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path}: not an engine file; make one with: laneformer export CHECKPOINT {path.name}, "
-            "or give the checkpoint folder"
+            f"{path}: a safetensors file, but not an engine file; give the checkpoint folder that it is in, "
+            "or make an engine file, under another name: laneformer export FOLDER OUT"
         )
     if metadata.get("version") != VERSION:
         raise CheckpointError(

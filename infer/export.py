@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,24 +50,35 @@ def export_engine_file(
     """Write the model in ``source``, a checkpoint folder, to the engine file ``out``.
 
     ``dtype`` "keep" stores every tensor in the type it has.  Raises :class:`CheckpointError` for an
-    existing ``out`` without ``overwrite``, for values that are NaN, infinite or too large for ``dtype``
-    (naming the tensor), and where ``out`` cannot be written; a file that was there is then untouched.
+    existing ``out`` without ``overwrite`` (a link that points nowhere exists), for values that are NaN,
+    infinite or too large for ``dtype`` (naming the tensor), and where ``out`` cannot be written; a file
+    that was there is then untouched.  Where ``out`` is a symbolic link, what it points to is written.
     """
     out = Path(out)
     if dtype not in EXPORT_DTYPES:
         raise CheckpointError(f"dtype must be one of {', '.join(EXPORT_DTYPES)}, found {dtype!r}")
-    if out.is_dir():
-        raise CheckpointError(f"{out}: is a folder; give the name of the file to write")
-    if out.exists() and not overwrite:
-        raise CheckpointError(f"{out}: exists already; give another name or --overwrite")
+    target = _target(out, overwrite)
     weights, tokenizer = open_model(source)
     layout = Layout(weights, tokenizer, dtype)
     try:
-        with atomic_file(out) as file:
+        with atomic_file(target) as file:
             source_sha256 = _write(file, weights, layout)
     except OSError as error:
         raise CheckpointError(f"{out}: cannot be written ({error.strerror or error})") from None
     return ExportSummary(out, len(layout.dtypes), out.stat().st_size, layout.common_dtype, source_sha256)
+
+
+def _target(out: Path, overwrite: bool) -> Path:
+    """The file to write: where ``out`` is a symbolic link, what it points to, so that the link stays."""
+    # os.path rather than Path, whose methods raise for a name that is too long.
+    if os.path.isdir(out):
+        raise CheckpointError(f"{out}: is a folder; give the name of the file to write")
+    if os.path.lexists(out) and not overwrite:
+        raise CheckpointError(f"{out}: exists already; give another name or --overwrite")
+    target = Path(os.path.realpath(out))
+    if os.path.lexists(target) and not os.path.isfile(target):  # a device, a pipe, a link to itself
+        raise CheckpointError(f"{out}: is not a plain file, so it is not replaced; give another name")
+    return target
 
 
 class Layout:

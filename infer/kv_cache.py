@@ -2,8 +2,8 @@
 
 A layer that sees everything keeps a buffer that grows; a sliding layer keeps a ring of ``window``
 slots, in which position p lies in slot ``p % window`` and overwrites position ``p - window``.  So a
-sliding layer's memory does not grow with the text.  Arrays are float32
-``[lane, key head of the lane, slot, head]``.
+sliding layer's memory stops growing with the text; short texts do not use all slots of a wide window.
+Arrays are float32 ``[lane, key head of the lane, slot, head]``.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class GrowingCache:
 
 
 class RingCache:
-    """The last ``window`` positions."""
+    """The last ``window`` positions, in a buffer that doubles up to that size."""
 
     def __init__(self, config: LaneformerConfig, window: int) -> None:
         self._window = min(window, config.max_position_embeddings)
-        self._keys = _empty(config, slots=self._window)
-        self._values = _empty(config, slots=self._window)
+        self._keys = self._values = _empty(config, slots=0)
         self._length = 0  # positions seen so far
 
     def append(self, keys: np.ndarray, values: np.ndarray) -> Visible:
         """Add the next positions and return what they see."""
+        self._make_room(self._length + keys.shape[2])
         if keys.shape[2] == 1:
             return self._append_one(keys, values)
         start, stop = self._length, self._length + keys.shape[2]
@@ -75,6 +75,13 @@ class RingCache:
         query = np.arange(start, stop)[:, None]
         position = np.arange(stop - seen_keys.shape[2], stop)
         return seen_keys, seen_values, (position <= query) & (position > query - self._window)
+
+    def _make_room(self, stop: int) -> None:
+        """Grow to hold ``stop`` positions.  Short of the whole window no slot has been used twice."""
+        needed, slots = min(stop, self._window), self._keys.shape[2]
+        if needed > slots:
+            slots = min(self._window, max(2 * slots, needed, FIRST_CAPACITY))
+            self._keys, self._values = _grown(self._keys, slots), _grown(self._values, slots)
 
     def _append_one(self, keys: np.ndarray, values: np.ndarray) -> Visible:
         """The new position takes the slot of the one that it no longer sees, so it sees the whole ring.

@@ -17,14 +17,16 @@ from dataclasses import dataclass
 from laneformer.config import LaneformerConfig
 from laneformer.errors import RequestError
 
+PENALTY_RANGE = (0.001, 1000.0)  # logits divided or multiplied by it stay finite in float32
+
 
 @dataclass(frozen=True)
 class Request:
     """One generation request in token ids.  Raises :class:`RequestError` for a value that makes no sense.
 
     ``temperature`` 0 takes the most probable token and makes ``top_k``, ``top_p`` and ``min_p`` idle.
-    ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``repetition_penalty`` 1 each mean "off".  The back end
-    ends after the first token that is in ``stop_token_ids``, which it still yields.
+    ``top_k`` 0, ``top_p`` 1, ``min_p`` 0 and ``repetition_penalty`` 1, from 0.001 to 1000, each mean "off".
+    The back end ends after the first token that is in ``stop_token_ids``, which it still yields.
     """
 
     token_ids: tuple[int, ...]
@@ -56,8 +58,11 @@ class Request:
             raise RequestError(f"top_p must be above 0 and at most 1, found {self.top_p}")
         if not 0 <= self.min_p <= 1:
             raise RequestError(f"min_p must be between 0 and 1, found {self.min_p}")
-        if self.repetition_penalty <= 0:
-            raise RequestError(f"repetition_penalty must be above 0, found {self.repetition_penalty}")
+        low, high = PENALTY_RANGE
+        if not low <= self.repetition_penalty <= high:
+            raise RequestError(
+                f"repetition_penalty must be from {low} to {high}, found {self.repetition_penalty}"
+            )
 
     def check_fits(self, config: LaneformerConfig) -> None:
         """:class:`RequestError` where the model's vocabulary or context cannot hold this request."""
@@ -89,6 +94,16 @@ def check_token_ids(token_ids: tuple[int, ...], config: LaneformerConfig) -> Non
             f"{len(token_ids)} token ids exceed the context of {config.max_position_embeddings}: "
             "shorten the prompt"
         )
+
+
+def check_unicode(name: str, text: str) -> None:
+    """:class:`RequestError` for a text with surrogates, which no tokenizer takes and no answer holds."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name}: {text!r} is not valid Unicode (at position {error.start}); give UTF-8 text"
+        ) from None
 
 
 def whole_numbers(name: str, values: Iterable[object]) -> tuple[int, ...]:

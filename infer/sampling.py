@@ -63,7 +63,8 @@ def distribution(logits: np.ndarray, request: Request) -> tuple[np.ndarray, np.n
     """Token ids that stay after steps 3 to 6 and their probabilities, float64, adding up to 1."""
     scaled = logits.astype(np.float64)
     # The largest first goes to 0, so that a tiny temperature gives minus infinity and never overflows up.
-    scaled = (scaled - scaled.max()) / request.temperature
+    with np.errstate(over="ignore"):
+        scaled = (scaled - scaled.max()) / request.temperature
     ids = np.arange(len(scaled))
     if request.top_k > 0 or request.top_p < 1:
         ids = np.argsort(-scaled, kind="stable")  # stable: equal logits stay in order of id

@@ -6,6 +6,7 @@ weights.float32("model.norm.weight")
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -44,10 +45,11 @@ def open_model(path: str | Path) -> tuple[Weights, Tokenizer | None]:
     """
     path = Path(path)
     weights: Weights
-    if path.is_dir():
+    # os.path rather than Path: a name that is too long is "not there" to it, and no OSError.
+    if os.path.isdir(path):
         weights = Checkpoint(path)
         tokenizer = Tokenizer.from_folder(path) if (path / TOKENIZER_FILE).exists() else None
-    elif path.exists():
+    elif os.path.exists(path):
         weights = EngineFile(path)
         tokenizer = weights.tokenizer
     else:

@@ -11,13 +11,14 @@ wrong file is one clear error and never reaches a model.
 
 from __future__ import annotations
 
-import json
+import os
 from pathlib import Path
 
 import numpy as np
 
 from laneformer.config import LaneformerConfig
 from laneformer.errors import CheckpointError
+from laneformer.json_input import read_json
 from laneformer.parameters import EMBEDDING, parameter_shapes
 from laneformer.tensors import TensorFile
 
@@ -34,7 +35,7 @@ class Checkpoint:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        if not self.folder.is_dir():
+        if not os.path.isdir(self.folder):  # Path.is_dir raises for a name that is too long
             raise CheckpointError(f"{self.folder}: no such checkpoint folder")
         self.config = LaneformerConfig.from_file(self.folder / "config.json")
         self._file_of = open_tensor_files(self.folder)
@@ -96,14 +97,13 @@ def open_tensor_files(folder: Path) -> dict[str, TensorFile]:
             raise CheckpointError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
         file = TensorFile(folder / SINGLE_FILE)
         return dict.fromkeys(file.names, file)
-    try:
-        weight_map: dict[str, str] = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-        file_names = sorted(set(weight_map.values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index_path}: cannot be read as an index of shards ({error!r})") from None
-    for name in file_names:
+    weight_map = read_json(index_path, CheckpointError).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index_path}: no index of shards, weight_map is {weight_map!r}")
+    for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name:
             raise CheckpointError(f"{index_path}: shard {name!r} must be a file in the same folder")
+    file_names = sorted(set(weight_map.values()))
     files = {name: TensorFile(folder / name) for name in file_names}
     for tensor, name in weight_map.items():
         if tensor not in files[name].names:

@@ -12,8 +12,7 @@ Importable without torch.
 
 from __future__ import annotations
 
-import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
@@ -21,10 +20,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from laneformer.errors import ConfigError
+from laneformer.json_input import read_json
 
 HEAD_TYPES = ("replicate", "lane", "vocab_parallel")
 DTYPES = ("float32", "bfloat16", "float16")
 Module = Literal["attention", "feed_forward"]
+
+# Far beyond any model, and small enough that nothing made from them overflows or takes for ever.
+MAX_LAYERS = 10_000
+MAX_INT = 2**53  # what every JSON reader keeps exactly
+SMALLEST, LARGEST = 1e-30, 1e30  # squares and reciprocals of a few factors are still float32 or float64
 
 
 class ResidualMode(Enum):
@@ -47,7 +52,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
             _require_number(f"rope_scaling.{name}", getattr(self, name))
-        _require_int("rope_scaling.original_max_position_embeddings", self.original_max_position_embeddings)
+        require_int("rope_scaling.original_max_position_embeddings", self.original_max_position_embeddings)
         if self.high_freq_factor <= self.low_freq_factor:
             raise ConfigError(
                 f"rope_scaling: high_freq_factor ({self.high_freq_factor}) must be above "
@@ -132,15 +137,7 @@ class LaneformerConfig:
     @classmethod
     def from_file(cls, path: str | Path) -> LaneformerConfig:
         """Read a config.json.  Raises :class:`ConfigError` naming the file."""
-        path = Path(path)
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(f"{path}: no such file; a checkpoint folder holds a config.json") from None
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read as JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}: expected a JSON object, found {type(values).__name__}")
+        values = read_json(path, ConfigError)
         try:
             return cls.from_dict(values)
         except ConfigError as error:
@@ -167,27 +164,39 @@ class LaneformerConfig:
         return {"model_type": "laneformer", "architectures": ["LaneformerForCausalLM"], **values}
 
 
-def _require_int(name: str, value: object, minimum: int = 1) -> None:
+def require_int(name: str, value: object, minimum: int = 1, maximum: int = MAX_INT) -> None:
+    """:class:`ConfigError` for anything but a whole number within bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{name} must be a whole number, found {value!r}")
     if value < minimum:
         raise ConfigError(f"{name} must be at least {minimum}, found {value}")
+    if value > maximum:
+        raise ConfigError(f"{name} must be at most {maximum}, found {value}")
 
 
-def _require_number(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+def _require_number(name: str, value: object, minimum: float = SMALLEST) -> None:
+    # Compared rather than converted: a whole number may be too large for a float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise ConfigError(f"{name} must be a finite number, found {value!r}")
     if value <= 0:
         raise ConfigError(f"{name} must be above zero, found {value}")
+    if not minimum <= value <= LARGEST:
+        raise ConfigError(f"{name} must be from {minimum:g} to {LARGEST:g}, found {value}")
 
 
 def _check_types(config: LaneformerConfig) -> None:
     for field in fields(config):
         value = getattr(config, field.name)
         if field.type == "int":
-            _require_int(field.name, value, minimum=0 if field.name == "broadcast_delay" else 1)
+            require_int(
+                field.name,
+                value,
+                minimum=0 if field.name == "broadcast_delay" else 1,
+                maximum=MAX_LAYERS if field.name == "num_hidden_layers" else MAX_INT,
+            )
         elif field.type == "float":
-            _require_number(field.name, value)
+            # Below 1, rotary pairs would turn faster the slower they should be.
+            _require_number(field.name, value, minimum=1.0 if field.name == "rope_theta" else SMALLEST)
         elif field.type == "bool" and not isinstance(value, bool):
             raise ConfigError(f"{field.name} must be true or false, found {value!r}")
     if config.dtype not in DTYPES:
@@ -215,13 +224,13 @@ def _check_attention(config: LaneformerConfig) -> None:
                 f"hidden_size ({config.hidden_size}), and no head_dim is given"
             )
     else:
-        _require_int("head_dim", config.head_dim)
+        require_int("head_dim", config.head_dim)
     if config.head_size % 2:
         raise ConfigError(f"rotary embedding needs an even head size, found {config.head_size}")
     if config.sliding_window is not None:
-        _require_int("sliding_window", config.sliding_window)
+        require_int("sliding_window", config.sliding_window)
     for layer in config.sliding_layers:
-        _require_int("sliding layer index", layer, minimum=0)
+        require_int("sliding layer index", layer, minimum=0)
         if layer >= config.num_hidden_layers:
             raise ConfigError(f"sliding layer {layer} is outside the {config.num_hidden_layers} layers")
     if list(config.sliding_layers) != sorted(set(config.sliding_layers)):
@@ -246,11 +255,13 @@ def _check_head(config: LaneformerConfig) -> None:
 
 
 def _check_token_ids(config: LaneformerConfig) -> None:
+    if not isinstance(config.eos_token_id, int | tuple | None):
+        raise ConfigError(f"eos_token_id must be a token id or a list of them, found {config.eos_token_id!r}")
     ids = {"bos_token_id": config.bos_token_id, "pad_token_id": config.pad_token_id}
     ids |= {f"eos_token_id[{i}]": token for i, token in enumerate(config.eos_token_ids)}
     for name, token in ids.items():
         if token is None or (name == "pad_token_id" and token == -1):  # Llama writes "no padding" as -1
             continue
-        _require_int(name, token, minimum=0)
+        require_int(name, token, minimum=0)
         if token >= config.vocab_size:
             raise ConfigError(f"{name} ({token}) is outside the vocabulary of {config.vocab_size}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from laneformer.config import RopeScaling
+from laneformer.config import MAX_LAYERS, RopeScaling, require_int
 from laneformer.errors import ConfigError
 
 MODEL_TYPES = ("laneformer", "laneformer_tp")
@@ -55,6 +55,7 @@ def normalize(values: Mapping[str, Any]) -> dict[str, Any]:
     missing = [name for name in REQUIRED if values.get(name) is None]
     if missing:
         raise ConfigError(f"required key missing: {', '.join(missing)}")
+    require_int("num_hidden_layers", values["num_hidden_layers"], maximum=MAX_LAYERS)  # lists are made of it
     result = {name: left.pop(name) for name in PLAIN if name in left}
     result = {name: value for name, value in result.items() if value is not None or name in OPTIONAL_NULL}
     key_value_heads = left.pop("num_key_value_heads", None)
@@ -67,7 +68,7 @@ def normalize(values: Mapping[str, Any]) -> dict[str, Any]:
     result |= _dtype(left)
     result |= _communication(left)
     result |= _sliding_layers(left, result)
-    result |= _rope(left)
+    result |= _rope(left, result.get("rope_theta"))
     _check_nothing_left(left)
     return result
 
@@ -101,30 +102,39 @@ def _communication(left: dict[str, Any]) -> dict[str, Any]:
 
 def _sliding_layers(left: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     total = result["num_hidden_layers"]
-    listed = left.pop("swa_layers", None)
+    listed = _layer_indices(left, "swa_layers")
     count = left.pop("sliding_window_n_layers", None)
-    full = left.pop("unclamped_layers", None) or []
-    if listed is not None and not isinstance(listed, list | tuple):
-        raise ConfigError(f"swa_layers must be a list of layer indices, found {listed!r}")
-    if not isinstance(full, list | tuple):
-        raise ConfigError(f"unclamped_layers must be a list of layer indices, found {full!r}")
-    if listed is not None and any(isinstance(layer, bool) or not isinstance(layer, int) for layer in listed):
-        raise ConfigError(f"swa_layers must be a list of layer indices, found {listed!r}")
+    full = _layer_indices(left, "unclamped_layers") or set()
     if count is None:
-        return {"sliding_layers": tuple(sorted(set(listed or ()) - set(full)))}
-    if isinstance(count, bool) or not isinstance(count, int) or not isinstance(total, int):
+        return {"sliding_layers": tuple(sorted((listed or set()) - full))}
+    if isinstance(count, bool) or not isinstance(count, int):
         raise ConfigError(f"sliding_window_n_layers must be a whole number, found {count!r}")
     if abs(count) > total:
         raise ConfigError(f"sliding_window_n_layers ({count}) exceeds num_hidden_layers ({total})")
     counted = range(count) if count >= 0 else range(total + count, total)
     layers = tuple(layer for layer in counted if layer not in full)
-    if listed is not None and tuple(sorted(set(listed))) != layers:
-        raise ConfigError(f"keys disagree: swa_layers={listed!r}, sliding_window_n_layers={count!r}")
+    if listed is not None and tuple(sorted(listed)) != layers:
+        raise ConfigError(f"keys disagree: swa_layers={sorted(listed)}, sliding_window_n_layers={count!r}")
     return {"sliding_layers": layers}
 
 
-def _rope(left: dict[str, Any]) -> dict[str, Any]:
-    """``rope_scaling``, or the newer ``rope_parameters`` that also carries ``rope_theta``."""
+def _layer_indices(left: dict[str, Any], name: str) -> set[int] | None:
+    """Pop a list of layer indices; None where it is not given."""
+    listed = left.pop(name, None)
+    if listed is None:
+        return None
+    if not isinstance(listed, list | tuple) or any(
+        isinstance(layer, bool) or not isinstance(layer, int) for layer in listed
+    ):
+        raise ConfigError(f"{name} must be a list of layer indices, found {listed!r}")
+    return set(listed)
+
+
+def _rope(left: dict[str, Any], outer_theta: Any) -> dict[str, Any]:
+    """``rope_scaling``, or the newer ``rope_parameters`` that also carries ``rope_theta``.
+
+    ``outer_theta`` is the ``rope_theta`` beside them, which must be the same where both are given.
+    """
     scaling = _take_agreeing(left, ("rope_scaling", "rope_parameters"))
     if scaling is None:
         return {}
@@ -134,6 +144,10 @@ def _rope(left: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     theta = scaling.pop("rope_theta", None)
     if theta is not None:
+        if outer_theta is not None and outer_theta != theta:
+            raise ConfigError(
+                f"keys disagree: rope_theta={outer_theta!r}, rope_parameters.rope_theta={theta!r}"
+            )
         result["rope_theta"] = theta
     kind = _take_agreeing(scaling, ("rope_type", "type"))
     if kind == "default" or (kind is None and not scaling):

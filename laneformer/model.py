@@ -12,6 +12,7 @@ token embedding and keeps a residual stream of its own; a module's raw output re
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -167,6 +168,14 @@ class LaneStack(nn.Module):
         frequencies = torch.from_numpy(inverse_frequencies(config))
         self.register_buffer("inverse_frequencies", frequencies, persistent=False)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LaneStack:
+        """What ``to``, ``cuda``, ``bfloat16`` and ``to_empty`` go through: frequencies move, in float32."""
+        super()._apply(fn, recurse)
+        # In bfloat16 a frequency would be off by up to 2**-9: a whole turn after a few hundred positions.
+        frequencies = torch.from_numpy(inverse_frequencies(self.config))
+        self.inverse_frequencies = frequencies.to(self.inverse_frequencies.device)
+        return self
+
     def forward(self, input_ids: Tensor, document_ids: Tensor | None, cache: KeyValueCache | None) -> Tensor:
         config = self.config
         stop = input_ids.shape[1] + (cache.length if cache is not None else 0)
@@ -209,8 +218,13 @@ class LaneformerForCausalLM(nn.Module):
         """Logits ``[batch, sequence, vocab]`` for token ids ``[batch, sequence]``.
 
         ``document_ids`` (same shape) keep attention inside documents.  With a ``cache`` the tokens continue
-        what the cache holds.  Raises :class:`RequestError` beyond ``max_position_embeddings``.
+        what the cache holds.  Raises :class:`RequestError` beyond ``max_position_embeddings``, and for both
+        together, since a cache does not know which documents its positions belong to.
         """
+        if document_ids is not None and cache is not None:
+            raise RequestError(
+                "document_ids and cache cannot be combined: run whole sequences, or one document"
+            )
         length = input_ids.shape[1] + (cache.length if cache is not None else 0)
         if length > self.config.max_position_embeddings:
             raise RequestError(
@@ -249,6 +263,7 @@ class LaneformerForCausalLM(nn.Module):
     def from_pretrained(cls, folder: str | Path, dtype: torch.dtype | None = None) -> LaneformerForCausalLM:
         """Load a checkpoint folder in the Hugging Face layout, in its stored type unless ``dtype`` is given.
 
+        Where stored types are mixed, the model has the narrowest type that holds all their values.
         Raises :class:`CheckpointError` or :class:`ConfigError`, one line that names what is wrong.
         """
         from laneformer.pretrained import load_model
@@ -256,7 +271,12 @@ class LaneformerForCausalLM(nn.Module):
         return load_model(folder, dtype)
 
     def save_pretrained(self, folder: str | Path, max_shard_bytes: int = 5 * 10**9) -> None:
-        """Write config.json and safetensors into ``folder``, in several files above ``max_shard_bytes``."""
+        """Write config.json and safetensors into ``folder``, in several files above ``max_shard_bytes``.
+
+        Every tensor keeps its type; config.json names the one that holds them all, in which they load again.
+        Weight files of an earlier save that are not written again are removed.  Raises
+        :class:`CheckpointError` for a type that checkpoints do not have, such as float64.
+        """
         from laneformer.pretrained import save_model
 
         save_model(self, folder, max_shard_bytes)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,7 @@ from laneformer.parameters import parameter_shapes
 if TYPE_CHECKING:
     from laneformer.model import LaneformerForCausalLM
 
+SHARD_FILE = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 TORCH_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -33,12 +36,15 @@ def load_model(folder: str | Path, dtype: torch.dtype | None) -> LaneformerForCa
     checkpoint = Checkpoint(folder)
     with torch.device("meta"):
         model = LaneformerForCausalLM(checkpoint.config)
+    if dtype is None:  # mixed types meet in the narrowest that holds all their values: a product needs one
+        dtypes = (TORCH_TYPES[checkpoint.dtype(name)] for name in checkpoint.names)
+        dtype = reduce(torch.promote_types, dtypes)
     state = {name: _tensor(checkpoint, name, dtype) for name in checkpoint.names}
     model.load_state_dict(state, assign=True)
     return model
 
 
-def _tensor(checkpoint: Checkpoint, name: str, dtype: torch.dtype | None) -> torch.Tensor:
+def _tensor(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> torch.Tensor:
     """One finite tensor; :class:`CheckpointError` for NaN or infinity."""
     raw = np.array(checkpoint.raw(name))  # a copy: the file may change or go while the model lives
     tensor = torch.from_numpy(raw)
@@ -46,7 +52,7 @@ def _tensor(checkpoint: Checkpoint, name: str, dtype: torch.dtype | None) -> tor
         tensor = tensor.view(torch.bfloat16)
     if not bool(torch.isfinite(tensor).all()):
         raise CheckpointError(f"{checkpoint.folder}: tensor {name} holds values that are NaN or infinite")
-    return tensor if dtype is None else tensor.to(dtype)
+    return tensor.to(dtype)
 
 
 def save_model(model: LaneformerForCausalLM, folder: str | Path, max_shard_bytes: int) -> None:
@@ -56,12 +62,17 @@ def save_model(model: LaneformerForCausalLM, folder: str | Path, max_shard_bytes
     names = list(parameter_shapes(model.config))
     state = model.state_dict()
     tensors = {name: state[name].detach().cpu().contiguous() for name in names}
+    common = reduce(torch.promote_types, (tensor.dtype for tensor in tensors.values()))
+    if common not in TORCH_TYPES.values():
+        raise CheckpointError(
+            f"{folder}: weights of {common} are not stored; cast the model to torch.float32"
+        )
     shards = _split(tensors, max_shard_bytes)
+    weight_map: dict[str, str] = {}
     if len(shards) == 1:
         _replace(folder / SINGLE_FILE, lambda path: save_file(shards[0], path, metadata={"format": "pt"}))
         (folder / INDEX_FILE).unlink(missing_ok=True)
     else:
-        weight_map: dict[str, str] = {}
         for number, shard in enumerate(shards, start=1):
             file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
             _save_shard(folder / file_name, shard)
@@ -69,8 +80,11 @@ def save_model(model: LaneformerForCausalLM, folder: str | Path, max_shard_bytes
         total = sum(tensor.nbytes for tensor in tensors.values())
         write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
         (folder / SINGLE_FILE).unlink(missing_ok=True)
+    for path in folder.iterdir():  # shards of what was saved here before
+        if SHARD_FILE.fullmatch(path.name) and path.name not in weight_map.values():
+            path.unlink()
     values = model.config.to_dict()
-    values["torch_dtype"] = str(tensors[names[0]].dtype).removeprefix("torch.")
+    values["torch_dtype"] = str(common).removeprefix("torch.")
     write_json(folder / "config.json", values)
 
 

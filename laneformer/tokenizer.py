@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
 import tokenizers
 
 from laneformer.errors import TokenizerError
+from laneformer.json_input import read_json
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
@@ -27,25 +30,35 @@ COMMON_BOS = ("<|bos|>", "<s>", "<|begin_of_text|>", "<|startoftext|>")
 COMMON_EOS = ("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
 
 
+class Usual(Enum):
+    """Stands for a special token that nobody named: the usual names are looked up in the vocabulary."""
+
+    NAME = "usual name"
+
+
 class Tokenizer:
     """A ``tokenizers.Tokenizer`` with its special tokens and chat template.
 
-    ``bos_token`` and ``eos_token`` are texts of special tokens; where not given, the usual names are
-    looked up in the vocabulary.  Raises :class:`TokenizerError` for a name that is not in it.
+    ``bos_token`` and ``eos_token`` are texts of special tokens, or None for no such token; where not given,
+    the usual names are looked up in the vocabulary.  Raises :class:`TokenizerError` for a name that is not
+    in it.
     ``add_bos_token`` is false for models, such as Qwen's, whose texts do not begin with BOS.
     """
 
     def __init__(
         self,
         library_tokenizer: tokenizers.Tokenizer,
-        bos_token: str | None = None,
-        eos_token: str | None = None,
+        bos_token: str | Usual | None = Usual.NAME,
+        eos_token: str | Usual | None = Usual.NAME,
         chat_template: str | None = None,
         add_bos_token: bool = True,
     ) -> None:
         self.library_tokenizer = library_tokenizer
-        self.bos_token = bos_token or self._first_known(COMMON_BOS)
-        self.eos_token = eos_token or self._first_known(COMMON_EOS)
+        # A tokenizer.json may say how to cut and pad; that would drop training text and prompts unseen.
+        library_tokenizer.no_truncation()
+        library_tokenizer.no_padding()
+        self.bos_token = self._first_known(COMMON_BOS) if isinstance(bos_token, Usual) else bos_token
+        self.eos_token = self._first_known(COMMON_EOS) if isinstance(eos_token, Usual) else eos_token
         self.chat_template = chat_template
         self.add_bos_token = add_bos_token
         self.bos_id = self._id_of("bos_token", self.bos_token)
@@ -60,12 +73,10 @@ class Tokenizer:
     def from_file(cls, path: str | Path) -> Tokenizer:
         """Read a tokenizer.json; settings are taken from files beside it where there are any."""
         path = Path(path)
-        settings: dict[str, Any] = {}
+        settings_path = path.parent / SETTINGS_FILE
+        settings = read_json(settings_path, TokenizerError) if os.path.exists(settings_path) else {}
         try:
             text = path.read_text(encoding="utf-8")
-            settings_path = path.parent / SETTINGS_FILE
-            if settings_path.exists():
-                settings = json.loads(settings_path.read_text(encoding="utf-8"))
             template_path = path.parent / TEMPLATE_FILE
             if template_path.exists():
                 settings["chat_template"] = template_path.read_text(encoding="utf-8")
@@ -88,8 +99,8 @@ class Tokenizer:
             raise TokenizerError(f"not a tokenizer.json ({error})") from None
         return cls(
             library_tokenizer,
-            bos_token=_token_text(settings.get("bos_token")),
-            eos_token=_token_text(settings.get("eos_token")),
+            bos_token=_token_text(settings, "bos_token"),
+            eos_token=_token_text(settings, "eos_token"),
             chat_template=_default_template(settings.get("chat_template")),
             add_bos_token=settings.get("add_bos_token") is not False,
         )
@@ -98,15 +109,14 @@ class Tokenizer:
         """Contents of a tokenizer.json."""
         return self.library_tokenizer.to_str()
 
-    def settings(self) -> dict[str, str | bool]:
-        """Values of a tokenizer_config.json."""
-        values: dict[str, str | bool | None] = {
-            "bos_token": self.bos_token,
-            "eos_token": self.eos_token,
-            "chat_template": self.chat_template,
-            "add_bos_token": None if self.add_bos_token else False,
-        }
-        return {name: value for name, value in values.items() if value is not None}
+    def settings(self) -> dict[str, str | bool | None]:
+        """Values of a tokenizer_config.json.  None for a special token says that there is none."""
+        values: dict[str, str | bool | None] = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        if self.chat_template is not None:
+            values["chat_template"] = self.chat_template
+        if not self.add_bos_token:
+            values["add_bos_token"] = False
+        return values
 
     def settings_text(self) -> str:
         """Contents of a tokenizer_config.json."""
@@ -135,8 +145,10 @@ class Tokenizer:
         """Token ids of ``text``, preceded by BOS where the tokenizer adds one and ``add_bos`` is set.
 
         Special tokens written out in the text are recognised, as chat templates need; text that must not
-        be trusted with them goes through :meth:`encode_plain`.
+        be trusted with them goes through :meth:`encode_plain`.  Both raise :class:`TokenizerError` for a text
+        with surrogates, which is what Python makes of bytes that are not UTF-8.
         """
+        _check_unicode(text)
         ids: list[int] = self.library_tokenizer.encode(text, add_special_tokens=False).ids
         if add_bos and self.add_bos_token and self.bos_id is not None and ids[:1] != [self.bos_id]:
             ids.insert(0, self.bos_id)
@@ -144,6 +156,8 @@ class Tokenizer:
 
     def encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of many texts, on all cores; a special token written in a text stays plain text."""
+        for text in texts:
+            _check_unicode(text)
         before = self.library_tokenizer.encode_special_tokens
         self.library_tokenizer.encode_special_tokens = True
         try:
@@ -188,24 +202,38 @@ class Tokenizer:
     def _id_of(self, role: str, token: str | None) -> int | None:
         if token is None:
             return None
+        _check_unicode(token)
         token_id: int | None = self.library_tokenizer.token_to_id(token)
         if token_id is None:
             raise TokenizerError(f"{role} {token!r} is not in the vocabulary")
         return token_id
 
 
-def _token_text(value: Any) -> str | None:
-    """A special token is written as text or as an object with its text under ``content``."""
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"the text is not valid Unicode: a surrogate, {text[error.start]!r}, at position {error.start}; "
+            "it was not UTF-8 where it was read"
+        ) from None
+
+
+def _token_text(settings: Mapping[str, Any], role: str) -> str | Usual | None:
+    """A special token is written as text, as an object with its text under ``content``, or as null."""
+    value = settings.get(role, Usual.NAME)
     if isinstance(value, Mapping):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
+        value = value.get("content", "")
+    if value is None or isinstance(value, str | Usual):
+        return value or None
+    raise TokenizerError(f"{role} must be a text or null, found {value!r}")
 
 
 def _default_template(value: Any) -> str | None:
     """One template, or a list of named ones of which ``default`` is meant."""
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, Mapping)}
-        value = named.get("default")
+        named = [entry for entry in value if isinstance(entry, Mapping) and entry.get("name") == "default"]
+        value = named[-1].get("template") if named else None
     return value if isinstance(value, str) else None
 
 
@@ -227,5 +255,6 @@ def _render(template: str, **values: Any) -> str:
     environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     try:
         return environment.from_string(template).render(**values)
-    except TemplateError as error:
-        raise TokenizerError(f"the chat template cannot be rendered: {error}") from None
+    except Exception as error:  # a template is a program: it can divide by zero, or call itself for ever
+        kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+        raise TokenizerError(f"the chat template cannot be rendered: {kind}{error}") from None

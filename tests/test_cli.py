@@ -70,6 +70,22 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "unknown key": (lambda f: set_config(f, logit_scale=2.0), "unknown key logit_scale"),
     "lanes do not divide": (lambda f: set_config(f, num_lanes=3), "num_lanes (3) does not divide"),
+    "millions of layers": (
+        lambda f: set_config(f, num_hidden_layers=3_000_000),
+        "num_hidden_layers must be at most 10000, found 3000000",
+    ),
+    "more layers than tensors": (
+        lambda f: set_config(f, num_hidden_layers=10_000),
+        "tensor model.layers.5.attention_norm.weight is missing",
+    ),
+    "deeply nested": (
+        lambda f: (f / "config.json").write_text('{"a": ' * 10**5),
+        "config.json: cannot be read as JSON: nested too deep",
+    ),
+    "settings of another kind": (
+        lambda f: (f / "tokenizer_config.json").write_text("[1]"),
+        "tokenizer_config.json: expected a JSON object, found list",
+    ),
     "NaN weights": (lambda f: set_tensors(f, poison), "tensor model.norm.weight holds 1 values that are NaN"),
     "foreign tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "not a tokenizer.json"),
 }
@@ -226,3 +242,68 @@ def test_doctor_says_what_to_install(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("log to Weights")]
     assert "no" in line.split()
     assert "missing wandb: pip install 'laneformer[train]'" in line
+
+
+LONG_NAME = "n" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", LONG_NAME, "--prompt", "x"],
+        ["generate", "MODEL", "--prompt-file", LONG_NAME],
+        ["export", LONG_NAME, "out"],
+        ["export", "MODEL", LONG_NAME],
+        ["import", LONG_NAME, "out"],
+        ["generate", "MODEL", "--prompt", "a\udcff"],
+        ["generate", "MODEL", "--prompt", "a", "--stop", "\udcff"],
+        ["generate", "MODEL", "--prompt", "a", "--repetition-penalty", "1e300"],
+    ],
+)
+def test_odd_arguments(
+    folder: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error_line([str(folder) if argument == "MODEL" else argument for argument in arguments], capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def generate_process(
+    engine_file: Path, *arguments: str, **options: object
+) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "laneformer", "generate", str(engine_file), "--max-new-tokens", "4"]
+    defaults = {"env": ENVIRONMENT, "stderr": subprocess.PIPE, "timeout": 120}
+    return subprocess.run([*command, *arguments], **(defaults | options))  # type: ignore[call-overload]
+
+
+def test_standard_input_must_be_utf8(engine_file: Path) -> None:
+    done = generate_process(engine_file, input=b"a\xff", stdout=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: standard input: not UTF-8 text")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_output_that_a_terminal_cannot_show_is_escaped(engine_file: Path) -> None:
+    arguments = ["--prompt", "hel", "--max-new-tokens", "24", "--temperature", "9"]
+    plain = generate_process(
+        engine_file, *arguments, env=ENVIRONMENT | {"PYTHONIOENCODING": "utf-8"}, stdout=subprocess.PIPE
+    )
+    ascii_only = generate_process(
+        engine_file, *arguments, env=ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}, stdout=subprocess.PIPE
+    )
+    assert not plain.stdout.isascii()
+    assert ascii_only.returncode == 0, ascii_only.stderr
+    assert ascii_only.stdout == plain.stdout.decode().encode("ascii", "backslashreplace")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_output_on_a_full_disk(engine_file: Path, arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = generate_process(engine_file, "--prompt", "hel", *arguments, stdout=full)
+    assert done.returncode == 2
+    assert done.stderr == b"error: standard output: cannot be written (No space left on device)\n"

@@ -56,8 +56,7 @@ class NumpyBackend(StepwiseBackend):
             self._head = head.reshape(config.num_lanes, -1, config.hidden_size)
         else:
             self._head = head[None]  # one linear, written as that of a single lane
-        cosines, sines = rotation_table(config, np.arange(config.max_position_embeddings))
-        self._rotation = (cosines + 1j * sines).astype(np.complex64)  # [position, head / 2]
+        self._rotation = np.empty((0, config.head_size // 2), dtype=np.complex64)  # [position, head / 2]
         self.weight_bytes_per_token = self._weight_bytes()
 
     def new_cache(self) -> RequestCache:
@@ -76,7 +75,7 @@ class NumpyBackend(StepwiseBackend):
         """Residual streams ``[lane, position, hidden]`` after the last layer."""
         config = self.config
         residual = np.repeat(self._embedding[token_ids][None], config.num_lanes, axis=0)
-        rotation = self._rotation[cache.length : cache.length + len(token_ids)]
+        rotation = self._rotation_up_to(cache.length + len(token_ids))[cache.length :]
         cache.length += len(token_ids)
         exchange = Exchange(config)
         for index, layer in enumerate(self._layers):
@@ -86,6 +85,13 @@ class NumpyBackend(StepwiseBackend):
             normed = rms_norm(residual, layer.feed_forward_norm, config.norm_eps)
             residual += exchange(self._feed_forward(layer, normed), index, "feed_forward")
         return residual
+
+    def _rotation_up_to(self, stop: int) -> np.ndarray:
+        """The first ``stop`` rows of a table that grows: a context may be longer than memory."""
+        if stop > len(self._rotation):
+            cosines, sines = rotation_table(self.config, np.arange(max(stop, 2 * len(self._rotation))))
+            self._rotation = (cosines + 1j * sines).astype(np.complex64)
+        return self._rotation[:stop]
 
     def _attention(
         self, layer: LayerWeights, normed: np.ndarray, rotation: np.ndarray, cache: LayerCache

@@ -7,6 +7,7 @@ import_checkpoint("model.gguf", "checkpoint", dtype="bfloat16")
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,7 +69,7 @@ def import_checkpoint(
     source, out = Path(source), Path(out)
     if dtype not in IMPORT_DTYPES:
         raise CheckpointError(f"unknown dtype {dtype!r}; known: {', '.join(IMPORT_DTYPES)}")
-    if out.resolve() == source.resolve():
+    if os.path.realpath(out) == os.path.realpath(source):
         raise CheckpointError(f"{out}: is the source itself; give another name")
     model = open_source(source)
     check_lanes(model.config, lanes)
@@ -101,11 +102,11 @@ def import_checkpoint(
 
 def open_source(source: Path) -> DenseSource:
     """Open a Hugging Face folder or a GGUF file."""
-    if source.is_dir():
+    if os.path.isdir(source):  # Path.is_dir raises for a name that is too long
         from laneformer.importing.huggingface import HuggingFaceSource
 
         return HuggingFaceSource(source)
-    if not source.exists():
+    if not os.path.exists(source):
         raise CheckpointError(f"{source}: no such file or folder")
     from laneformer.importing.gguf_source import GgufSource
 

@@ -49,6 +49,7 @@ def whole_folder(out: Path, *, overwrite: bool) -> Iterator[Path]:
     else than a checkpoint folder, and where the disk is full or cannot be written.
     """
     _check_target(out, overwrite)
+    out = Path(os.path.realpath(out))  # a link to a folder stays, and leads to the new one
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -136,11 +137,14 @@ def _write_shard(path: Path, shard: Mapping[str, TensorLayout], bits_of: Callabl
 
 
 def _check_target(out: Path, overwrite: bool) -> None:
-    if not out.exists():
+    # os.path rather than Path, whose methods raise for a name that is too long.
+    if not os.path.lexists(out):
         return
     if not overwrite:
         raise CheckpointError(f"{out}: exists already; give another name or --overwrite")
-    if not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").exists()):
+    if os.path.islink(out) and not os.path.exists(out):
+        raise CheckpointError(f"{out}: is a link that points nowhere; remove it or give another name")
+    if not os.path.isdir(out) or (any(out.iterdir()) and not (out / "config.json").exists()):
         raise CheckpointError(f"{out}: not a checkpoint folder, so it is not overwritten")
 
 

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from laneformer.errors import CheckpointError, TokenizerError
 from laneformer.importing.gguf_file import GgufFile
 from laneformer.importing.sentencepiece_bpe import sentencepiece_tokenizer
-from laneformer.tokenizer import Tokenizer
+from laneformer.tokenizer import Tokenizer, Usual
 
 # Kinds of tokens, as numbered in ``tokenizer.ggml.token_type``.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -129,10 +129,10 @@ def _add_special(library: tokenizers.Tokenizer, tokens: list[str], kinds: list[i
     )
 
 
-def _token(file: GgufFile, tokens: list[str], role: str) -> str | None:
+def _token(file: GgufFile, tokens: list[str], role: str) -> str | Usual:
     key = f"tokenizer.ggml.{role}_token_id"
     if key not in file.keys:
-        return None
+        return Usual.NAME
     token_id = file.integer(key)
     if not 0 <= token_id < len(tokens):
         raise TokenizerError(f"{key} ({token_id}) is outside the {len(tokens)} tokens")

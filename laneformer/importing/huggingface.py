@@ -17,7 +17,8 @@ import numpy as np
 from laneformer.checkpoint import open_tensor_files
 from laneformer.errors import CheckpointError, TokenizerError
 from laneformer.importing.dense import check_dense_shape, dense_shapes, interleave_pairs, is_turned
-from laneformer.importing.huggingface_config import read_config, read_json
+from laneformer.importing.huggingface_config import read_config
+from laneformer.json_input import read_json
 from laneformer.parameters import EMBEDDING
 from laneformer.tokenizer import SETTINGS_FILE, TEMPLATE_FILE, TOKENIZER_FILE, Tokenizer
 
@@ -119,16 +120,28 @@ def read_tokenizer_files(folder: Path) -> dict[str, bytes]:
                 "tokenizer once with transformers, which writes it"
             )
         return {}
-    files = {TOKENIZER_FILE: path.read_bytes()}
-    if (folder / TEMPLATE_FILE).exists():
-        files[TEMPLATE_FILE] = (folder / TEMPLATE_FILE).read_bytes()
+    names = [name for name in (TOKENIZER_FILE, TEMPLATE_FILE) if (folder / name).exists()]
+    files = {name: _text_file(folder / name) for name in names}
     settings: dict[str, Any] = {}
     if (folder / SETTINGS_FILE).exists():
-        settings = read_json(folder / SETTINGS_FILE)
+        settings = read_json(folder / SETTINGS_FILE, TokenizerError)
     if not isinstance(settings.get("add_bos_token"), bool):
         settings["add_bos_token"] = _adds_bos(Tokenizer.from_file(path))
-    files[SETTINGS_FILE] = (json.dumps(settings, indent=1, ensure_ascii=False) + "\n").encode()
+    try:
+        files[SETTINGS_FILE] = (json.dumps(settings, indent=1, ensure_ascii=False) + "\n").encode()
+    except (RecursionError, UnicodeEncodeError) as error:
+        raise TokenizerError(f"{folder / SETTINGS_FILE}: cannot be written again ({error})") from None
     return files
+
+
+def _text_file(path: Path) -> bytes:
+    """Contents of a file that must be UTF-8."""
+    try:
+        contents = path.read_bytes()
+        contents.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{path}: cannot be read ({error})") from None
+    return contents
 
 
 def _adds_bos(tokenizer: Tokenizer) -> bool:

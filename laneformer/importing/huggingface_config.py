@@ -6,13 +6,13 @@ could change the arithmetic, is an error, as in our own files.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from laneformer.config import LaneformerConfig
 from laneformer.errors import ConfigError
+from laneformer.json_input import read_json
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 QWEN3 = "Qwen3ForCausalLM"
@@ -35,17 +35,6 @@ WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; :class:`ConfigError` naming the file."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected a JSON object, found {type(values).__name__}")
-    return values
-
-
 def read_config(folder: Path) -> tuple[LaneformerConfig, str]:
     """Configuration of one lane, and the architecture's name.
 
@@ -53,9 +42,9 @@ def read_config(folder: Path) -> tuple[LaneformerConfig, str]:
     Raises :class:`ConfigError` for what is not supported, by name.
     """
     path = folder / "config.json"
-    values = read_json(path)
+    values = read_json(path, ConfigError)
     generation = folder / "generation_config.json"
-    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    eos = read_json(generation, ConfigError).get("eos_token_id") if generation.exists() else None
     try:
         architecture = _architecture(values)
         config = LaneformerConfig.from_dict(_translated(values, architecture, eos))
@@ -104,7 +93,10 @@ def _refuse_sliding(left: dict[str, Any]) -> None:
     switch = left.pop("use_sliding_window", None)
     window = left.pop("sliding_window", None)
     left.pop("max_window_layers", None)
-    sliding = {kind for kind in left.pop("layer_types", None) or () if kind != "full_attention"}
+    kinds = left.pop("layer_types", None) or []
+    if not isinstance(kinds, list):
+        raise ConfigError(f"layer_types must be a list of names, found {kinds!r}")
+    sliding = {str(kind) for kind in kinds if kind != "full_attention"}
     if sliding:
         raise ConfigError(f"layer_types: only 'full_attention' is supported, found {', '.join(sliding)}")
     if switch or (window is not None and switch is None):

@@ -147,3 +147,23 @@ def test_command_says_what_it_wrote(source: Path, tmp_path: Path, capsys: pytest
     line = capsys.readouterr().out
     assert line.startswith(f"{tmp_path / 'out'}: LlamaForCausalLM, 0.0 M parameters, 2 lanes, 21 tensors, ")
     assert line.endswith("bfloat16, no tokenizer\n")
+
+
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.mkdir()
+    (target / "config.json").write_text("old")
+    link.symlink_to(target)
+    with folder_writer.whole_folder(link, overwrite=True) as folder:
+        folder_writer.write_file(folder / "config.json", b"new")
+    assert link.is_symlink()
+    assert (target / "config.json").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "target"]
+    dangling = tmp_path / "dangling"
+    dangling.symlink_to(tmp_path / "nothing")
+    for overwrite, message in ((False, "exists already"), (True, "points nowhere")):
+        with (
+            pytest.raises(CheckpointError, match=message),
+            folder_writer.whole_folder(dangling, overwrite=overwrite),
+        ):
+            pass

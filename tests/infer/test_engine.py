@@ -166,6 +166,7 @@ def test_a_back_end_that_ends_early_is_a_bug() -> None:
         ([1], {"stop": [1.5]}, "stop: expected whole numbers, found 1.5"),
         ([1], {"stop": 1.5}, "stop: expected whole numbers, found 1.5"),
         ([1], {"stop": "x"}, "stop text 'x' needs a tokenizer"),
+        ([1], {"stop": ["\udcff"]}, r"stop: '\\udcff' is not valid Unicode"),
     ],
 )
 def test_bad_requests_are_refused_at_the_call(

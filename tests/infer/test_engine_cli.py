@@ -63,7 +63,7 @@ def test_prompt_from_a_file_and_from_standard_input(
     (tmp_path / "prompt").write_text("hé", encoding="utf-8")
     run("generate", checkpoint, "--prompt-file", tmp_path / "prompt", "--max-new-tokens", 9)
     assert capsys.readouterr().out == expected
-    monkeypatch.setattr("sys.stdin", io.StringIO("hé"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("hé".encode()), encoding="ascii"))
     run("generate", checkpoint, "--max-new-tokens", 9)
     assert capsys.readouterr().out == expected
 

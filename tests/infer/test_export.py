@@ -187,8 +187,9 @@ def test_a_tokenizer_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_not_an_engine_file(engine_file: Path, checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not an engine file; make one with: laneformer export"):
+    with pytest.raises(CheckpointError, match="not an engine file; give the checkpoint folder") as caught:
         EngineFile(checkpoint / "model.safetensors")
+    assert "export FOLDER OUT" in str(caught.value)  # a name to copy would be that of the weights themselves
     text = tmp_path / "text"
     text.write_text("hello, this is no container at all")
     with pytest.raises(CheckpointError, match="truncated or not a safetensors file"):
@@ -212,9 +213,10 @@ def test_another_version(engine_file: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"config": None}, CheckpointError, "metadata 'config' is missing or damaged"),
-        ({"config": "{"}, CheckpointError, "metadata 'config' is missing or damaged"),
-        ({"config": "[]"}, CheckpointError, "metadata 'config' is not a JSON object"),
+        ({"config": None}, CheckpointError, "metadata 'config' is missing"),
+        ({"config": "{"}, CheckpointError, "metadata 'config': cannot be read as JSON"),
+        ({"config": "[" * 10**5}, CheckpointError, "metadata 'config': .* nested too deep"),
+        ({"config": "[]"}, CheckpointError, "metadata 'config': expected a JSON object, found list"),
         ({"config": "{}"}, ConfigError, "model.laneformer: required key missing"),
         ({"tokenizer": "{}"}, TokenizerError, "model.laneformer: not a tokenizer.json"),
         ({"tokenizer_settings": None}, CheckpointError, "metadata 'tokenizer_settings' is missing"),
@@ -264,3 +266,26 @@ def test_mode_of_the_file_is_the_usual_one(engine_file: Path, tmp_path: Path) ->
     assert engine_file.stat().st_mode == plain.stat().st_mode
     shutil.copy(engine_file, tmp_path / "copy")  # readable, and complete on its own
     EngineFile(tmp_path / "copy")
+
+
+def test_links_are_followed(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "target", tmp_path / "link"
+    link.symlink_to(target)
+    with pytest.raises(CheckpointError, match="link: exists already"):  # although it points nowhere
+        export_engine_file(checkpoint, link)
+    for _ in range(2):  # a target that is not there yet, then one that is
+        export_engine_file(checkpoint, link, overwrite=True)
+        assert link.is_symlink()
+        assert not target.is_symlink()
+        EngineFile(target)
+    assert os.listdir(tmp_path / "folder") == ["target"]
+
+
+def test_what_is_no_plain_file_is_not_replaced(checkpoint: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("pipe", "loop"):
+        with pytest.raises(CheckpointError, match=f"{name}: is not a plain file"):
+            export_engine_file(checkpoint, tmp_path / name, overwrite=True)
+    assert (tmp_path / "pipe").is_fifo()

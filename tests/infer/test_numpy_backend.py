@@ -123,3 +123,25 @@ def test_weight_bytes_count_the_embedding_as_one_row() -> None:
     everything = sum(values.nbytes for values in weights.tensors.values())
     embedding = weights.tensors["model.tok_embeddings.weight"]
     assert NumpyBackend(weights).weight_bytes_per_token == everything - embedding.nbytes + embedding[0].nbytes
+
+
+def test_a_huge_context_costs_nothing_until_it_is_used() -> None:
+    huge = {"max_position_embeddings": 10**12, "sliding_window": 10**12}
+    model, weights, ids = backend(**huge)
+    assert len(model._rotation) == 0
+    expected = reference_logits(weights.config, weights.tensors, ids)
+    assert np.abs(model.logits(ids) - expected).max() < TOLERANCE * max(
+        1.0, float(np.abs(expected).max()) / 5
+    )
+    assert len(model._rotation) == LENGTH
+
+
+@pytest.mark.parametrize("window", [1, 63, 64, 65, 100])
+def test_rings_grow_across_the_first_capacity(window: int) -> None:
+    model, weights, _ = backend(max_position_embeddings=256, sliding_window=window)
+    ids = np.random.default_rng(2).integers(weights.config.vocab_size, size=200).tolist()
+    expected = reference_logits(weights.config, weights.tensors, ids)
+    for chunk_size in (200, 37, 1):
+        model.chunk_size = chunk_size
+        scale = max(1.0, float(np.abs(expected).max()) / 5)
+        assert np.abs(model.logits(ids) - expected).max() < TOLERANCE * scale, f"chunks of {chunk_size}"

@@ -34,7 +34,9 @@ from tests.tiny_models import tiny_config
         ({"top_p": 1.01}, "top_p must be above 0 and at most 1, found 1.01"),
         ({"min_p": -0.5}, "min_p must be between 0 and 1, found -0.5"),
         ({"min_p": 2}, "min_p must be between 0 and 1, found 2.0"),
-        ({"repetition_penalty": 0}, "repetition_penalty must be above 0, found 0.0"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be from 0.001 to 1000.0, found 0.0"),
+        ({"repetition_penalty": 1e300}, "repetition_penalty must be from 0.001 to 1000.0, found 1e.300"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty must be from 0.001 to 1000.0, found 1e-300"),
         ({"repetition_penalty": float("inf")}, "repetition_penalty must be a finite number, found inf"),
     ],
 )

@@ -123,8 +123,9 @@ def test_seed() -> None:
 
 def test_tiny_temperature_is_greedy_without_overflow(recwarn: pytest.WarningsRecorder) -> None:
     logits = np.array([500.0, 1.0, 499.0], dtype=np.float32)
-    sampler = Sampler(request(token_ids=(0,), temperature=1e-300), 3)
-    assert {sampler.choose(logits)[0] for _ in range(20)} == {0}
+    for temperature in (1e-300, 1e-308, 5e-324):
+        sampler = Sampler(request(token_ids=(0,), temperature=temperature), 3)
+        assert {sampler.choose(logits)[0] for _ in range(20)} == {0}
     assert not recwarn.list
 
 
@@ -139,3 +140,15 @@ def test_log_probability_is_that_of_the_raw_logits() -> None:
 def test_logits_that_are_not_finite(bad: float) -> None:
     with pytest.raises(LaneformerError, match="logits are not finite"), np.errstate(invalid="ignore"):
         log_probability(np.array([1.0, bad], dtype=np.float32), 1)
+
+
+@pytest.mark.parametrize("penalty", [0.001, 1000.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_largest_penalties_choose_from_finite_logits(
+    penalty: float, temperature: float, recwarn: pytest.WarningsRecorder
+) -> None:
+    sampler = Sampler(request(token_ids=(0, 1), repetition_penalty=penalty, temperature=temperature), 3)
+    logits = np.array([500.0, -500.0, 499.0], dtype=np.float32)
+    assert np.isfinite(sampler._penalised(logits)).all()
+    assert sampler.choose(logits)[0] == (0 if penalty < 1 else 2)
+    assert not recwarn.list

@@ -51,9 +51,47 @@ def test_saving_and_loading_keeps_every_bit(tmp_path: Path, max_shard_bytes: int
 def test_saving_over_another_layout_leaves_one(tmp_path: Path) -> None:
     model = LaneformerForCausalLM(tiny_config())
     model.save_pretrained(tmp_path, 20_000)
+    (tmp_path / "model-notes.safetensors").write_text("not ours")
+    model.save_pretrained(tmp_path, 40_000)
+    listed = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"].values()
+    assert {path.name for path in tmp_path.glob("model-0*")} == set(listed)
     model.save_pretrained(tmp_path)
-    assert not (tmp_path / "model.safetensors.index.json").exists()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"config.json", "model.safetensors", "model-notes.safetensors"}
     Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        (("bfloat16", "float32"), torch.float32),
+        (("bfloat16", "float16"), torch.float32),  # neither holds the other's values
+        (("float16", "float16"), torch.float16),
+    ],
+)
+@torch.no_grad()
+def test_mixed_types_load_in_the_narrowest_that_holds_all(tmp_path: Path, dtypes, expected) -> None:
+    config = tiny_config(dtype=dtypes[0])
+    stored = {name: dtypes["norm" in name] for name in parameter_shapes(config)}
+    write_checkpoint(tmp_path, config, dtypes=stored)
+    model = LaneformerForCausalLM.from_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in model.parameters()} == {expected}
+    for name, tensor in model.state_dict().items():
+        assert np.array_equal(tensor.float().numpy(), Checkpoint(tmp_path).float32(name)), name
+    assert bool(model(torch.tensor([[1, 2, 3]])).isfinite().all())
+
+
+def test_a_model_of_mixed_types_keeps_every_bit(tmp_path: Path) -> None:
+    model = LaneformerForCausalLM(tiny_config()).bfloat16()
+    model.model.norm.float()
+    model.save_pretrained(tmp_path)
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.config.dtype == "float32"
+    assert checkpoint.dtype("model.norm.weight") == "float32"
+    assert checkpoint.dtype("model.tok_embeddings.weight") == "bfloat16"
+    with pytest.raises(CheckpointError, match=r"weights of torch\.float64 are not stored"):
+        model.double().save_pretrained(tmp_path / "wide")
+    assert not (tmp_path / "wide" / "config.json").exists()
 
 
 def break_truncated(folder: Path) -> None:
@@ -152,7 +190,20 @@ def test_index_must_agree_with_the_shards(tmp_path: Path) -> None:
         Checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "../b"}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "{}",
+        "[1]",
+        '{"weight_map": 3}',
+        '{"weight_map": {"a": "../b"}}',
+        '{"weight_map": {"a": ["b"]}}',
+        '{"weight_map": {"a": "b", "a": "c"}}',
+        '{"a": ' * 10**5,
+        '{"a": ' + "9" * 5000 + "}",
+    ],
+)
 def test_broken_index_is_named(tmp_path: Path, text: str) -> None:
     sharded(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(text)

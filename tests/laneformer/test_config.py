@@ -149,6 +149,28 @@ def test_residual_modes(changes: dict[str, Any], layer: int, module: Any, expect
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "type 'yarn' is not supported"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling"),
         ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "must be above low_freq_factor"),
+        ({"num_hidden_layers": 3_000_000}, "num_hidden_layers must be at most 10000"),
+        (
+            {"num_hidden_layers": 10**15, "swa_layers": None, "sliding_window_n_layers": 10**15},
+            "at most 10000",
+        ),
+        ({"hidden_size": 10**4000}, "hidden_size must be at most"),
+        ({"max_position_embeddings": 1e12}, "max_position_embeddings must be a whole number"),
+        ({"rope_theta": 10**400}, "rope_theta must be a finite number"),
+        ({"rope_theta": 1e300}, "rope_theta must be from 1 to 1e+30, found 1e+300"),
+        ({"rope_theta": 1e-9}, "rope_theta must be from 1 to 1e+30, found 1e-09"),
+        ({"norm_eps": 1e-300}, "norm_eps must be from 1e-30 to 1e+30"),
+        ({"rope_scaling": LLAMA3 | {"factor": 1e300}}, "rope_scaling.factor must be from"),
+        ({"eos_token_id": 2.5}, "eos_token_id must be a token id or a list of them, found 2.5"),
+        ({"eos_token_id": {"a": 1}}, "eos_token_id must be a token id"),
+        ({"eos_token_id": [2.5]}, "eos_token_id[0] must be a whole number, found 2.5"),
+        ({"unclamped_layers": [[1]]}, "unclamped_layers must be a list of layer indices, found [[1]]"),
+        ({"unclamped_layers": 3}, "unclamped_layers must be a list of layer indices, found 3"),
+        ({"swa_layers": [{}]}, "swa_layers must be a list of layer indices"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500000}},
+            "keys disagree: rope_theta=10000.0, rope_parameters.rope_theta=500000",
+        ),
     ],
 )
 def test_bad_values_are_named(changes: dict[str, Any], message: str) -> None:
@@ -164,6 +186,13 @@ def test_bookkeeping_of_other_software_is_accepted() -> None:
     assert LaneformerConfig.from_dict(RELEASE | extra | neutral) == LaneformerConfig.from_dict(RELEASE)
 
 
+def test_rope_theta_may_be_in_either_place_or_the_same_in_both() -> None:
+    inner = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000}}
+    without = {name: value for name, value in RELEASE.items() if name != "rope_theta"}
+    assert LaneformerConfig.from_dict(without | inner).rope_theta == 500000
+    assert LaneformerConfig.from_dict(RELEASE | inner | {"rope_theta": 500000.0}).rope_theta == 500000
+
+
 def test_missing_key_is_named() -> None:
     values = {name: value for name, value in RELEASE.items() if name != "hidden_size"}
     with pytest.raises(ConfigError, match="required key missing: hidden_size"):
@@ -171,7 +200,16 @@ def test_missing_key_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "no such file"), ("{", "cannot be read"), ("[]", "object")]
+    ("text", "message"),
+    [
+        (None, "no such file"),
+        ("{", "cannot be read"),
+        ("[]", "object"),
+        ('{"a": ' * 10**5, "nested too deep"),
+        ('{"hidden_size": ' + "9" * 5000 + "}", "cannot be read as JSON"),
+        ('{"num_lanes": 2, "num_lanes": 4}', "key 'num_lanes' is given twice"),
+        ('{"rope_scaling": {"factor": 2, "factor": 4}}', "key 'factor' is given twice"),
+    ],
 )
 def test_unreadable_files_are_named(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "config.json"

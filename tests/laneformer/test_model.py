@@ -101,3 +101,38 @@ def test_fresh_weights_predict_nothing() -> None:
     ids = torch.randint(0, 320, (4, 32))
     loss = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.roll(-1, 1).flatten())
     assert abs(loss.item() - np.log(320)) < 0.1
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [lambda m: m.bfloat16(), lambda m: m.to(torch.bfloat16), lambda m: m.to("cpu", torch.bfloat16)],
+    ids=["bfloat16", "to dtype", "to device and dtype"],
+)
+@torch.no_grad()
+def test_casting_the_model_leaves_its_angles_in_float32(tmp_path: Path, cast) -> None:
+    model, _ = load(tmp_path, max_position_embeddings=600)
+    ids = torch.arange(600)[None] % 320
+    expected = LaneformerForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)(ids)
+    cast(model)
+    assert model.model.inverse_frequencies.dtype == torch.float32
+    assert torch.equal(model(ids), expected)
+    rounded = model.model.inverse_frequencies.bfloat16().float()
+    model.model.inverse_frequencies = rounded
+    assert not torch.equal(model(ids), expected)
+
+
+@torch.no_grad()
+def test_frequencies_survive_a_model_without_memory(tmp_path: Path) -> None:
+    model, _ = load(tmp_path)
+    with torch.device("meta"):
+        empty = LaneformerForCausalLM(model.config).half()
+    empty = empty.to_empty(device="cpu").float()
+    empty.load_state_dict(model.state_dict())
+    assert torch.equal(empty(torch.tensor([IDS])), model(torch.tensor([IDS])))
+
+
+def test_documents_and_a_cache_are_refused_together(tmp_path: Path) -> None:
+    model, _ = load(tmp_path)
+    ids = torch.tensor([IDS])
+    with pytest.raises(RequestError, match="document_ids and cache cannot be combined"):
+        model(ids, document_ids=torch.zeros_like(ids), cache=KeyValueCache(5))

@@ -58,7 +58,11 @@ def test_chat_template_forms(tmp_path: Path) -> None:
     expected = "<s>[user] hello\n[assistant] "
     settings.write_text(json.dumps({"chat_template": TEMPLATE}))
     assert Tokenizer.from_folder(tmp_path).apply_chat_template(MESSAGES) == expected
-    named = [{"name": "tool", "template": "x"}, {"name": "default", "template": TEMPLATE}]
+    named = [
+        {"name": "tool", "template": "x"},
+        {"name": ["odd"], "template": 1},
+        {"name": "default", "template": TEMPLATE},
+    ]
     settings.write_text(json.dumps({"chat_template": named}))
     assert Tokenizer.from_folder(tmp_path).apply_chat_template(MESSAGES) == expected
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -72,6 +76,11 @@ def test_chat_template_forms(tmp_path: Path) -> None:
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{% for", "cannot be rendered"),
         ("{{ messages.append(1) }}", "cannot be rendered"),
+        ("{{ 1 / 0 }}", "cannot be rendered: ZeroDivisionError"),
+        ("{{ 'a' + 1 }}", "cannot be rendered: TypeError"),
+        ("{{ strftime_now(5) }}", "cannot be rendered: TypeError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be rendered: RecursionError"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "cannot be rendered"),
     ],
 )
 def test_template_errors(template: str | None, message: str) -> None:
@@ -109,3 +118,53 @@ def test_a_tokenizer_may_have_a_bos_that_texts_do_not_begin_with(tmp_path: Path)
     assert again.settings() == tokenizer.settings()
     assert again.fingerprint == tokenizer.fingerprint != plain.fingerprint
     assert "add_bos_token" not in plain.settings()
+
+
+def test_truncation_and_padding_of_the_file_are_not_obeyed() -> None:
+    plain = byte_level_tokenizer()
+    cutting = Tokenizer.from_text(plain.to_text())
+    cutting.library_tokenizer.enable_truncation(2)
+    cutting.library_tokenizer.enable_padding(length=9)
+    written = cutting.to_text()
+    assert json.loads(written)["truncation"]["max_length"] == 2
+    loaded = Tokenizer.from_text(written)
+    assert loaded.encode("abcdef") == plain.encode("abcdef")
+    assert loaded.encode_plain(["abcdef", "a"]) == plain.encode_plain(["abcdef", "a"])
+    assert [len(ids) for ids in loaded.encode_plain(["abcdef", "a"])] == [6, 1]
+    assert loaded.fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize("text", ["[1]", '"x"', "{" * 10**5, '{"a": ' * 10**5, '{"a": 1, "a": 2}', "\udcff"])
+def test_broken_settings_are_named(tmp_path: Path, text: str) -> None:
+    byte_level_tokenizer().save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json: ") as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_null_means_that_there_is_no_such_token(tmp_path: Path) -> None:
+    plain = byte_level_tokenizer()
+    assert plain.bos_id is not None
+    tokenizer = Tokenizer.from_text(plain.to_text(), {"bos_token": None, "eos_token": None})
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (None, None)
+    assert tokenizer.encode("hello") == plain.encode("hello")[1:]
+    tokenizer.save(tmp_path)
+    again = Tokenizer.from_folder(tmp_path)
+    assert (again.bos_id, again.eos_id) == (None, None)
+    assert again.fingerprint == tokenizer.fingerprint != plain.fingerprint
+    only_bos = Tokenizer.from_text(plain.to_text(), {"bos_token": None})
+    assert (only_bos.bos_token, only_bos.eos_token) == (None, "</s>")
+
+
+@pytest.mark.parametrize("value", [5, ["<s>"], {"content": 5}, True])
+def test_a_special_token_is_a_text(value: object) -> None:
+    with pytest.raises(TokenizerError, match="bos_token must be a text or null"):
+        Tokenizer.from_text(byte_level_tokenizer().to_text(), {"bos_token": value})
+
+
+def test_text_that_is_not_unicode_is_refused() -> None:
+    tokenizer = byte_level_tokenizer()
+    for encode in (tokenizer.encode, lambda text: tokenizer.encode_plain(["a", text])):
+        with pytest.raises(TokenizerError, match=r"'\\udcff', at position 2"):
+            encode("ab\udcff")
