@@ -15,6 +15,7 @@ from pathlib import Path
 
 from evals.generate import CanonicalGenerator, EngineGenerator, Generator
 from evals.humaneval import HumanEvalResult, evaluate_humaneval
+from evals.model_hash import model_sha256
 from evals.problems import Problem, load_problems
 from laneformer.errors import EvaluationError, LaneformerError
 
@@ -70,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         output_dir=args.output,
         model="canonical solutions" if args.verify_canonical else str(Path(args.model).resolve()),
+        # Only an output folder remembers it, and reading all weights takes a while.
+        model_sha256=model_sha256(Path(args.model)) if args.model and args.output else None,
         hidden_paths=[Path(args.problems)] if args.problems is not None else [],
     )
     _print_result(result, len(problems))

@@ -62,6 +62,7 @@ def evaluate_humaneval(
     workers: int | None = None,
     output_dir: str | Path | None = None,
     model: str = "",
+    model_sha256: str | None = None,
     hidden_paths: Sequence[Path] = (),
     progress: bool = True,
 ) -> HumanEvalResult:
@@ -69,7 +70,8 @@ def evaluate_humaneval(
 
     ``workers`` programs run at once (default: one per processor).  With ``output_dir``, samples are
     written as they finish, and a folder of an interrupted run with the same settings is continued;
-    ``model`` names the model there.  ``hidden_paths`` are kept from the programs besides the
+    ``model`` names the model there, and ``model_sha256`` (:func:`evals.model_hash.model_sha256`) tells it
+    from another of the same name.  ``hidden_paths`` are kept from the programs besides the
     default problems.
 
     Raises EvaluationError when the request cannot give a right number: fewer samples than the largest k,
@@ -81,6 +83,7 @@ def evaluate_humaneval(
     )
     settings = {
         "model": model,
+        "model_sha256": model_sha256,
         "problems": len(problems),
         "problems_sha256": fingerprint(problems),
         "samples_per_problem": samples_per_problem,

@@ -88,6 +88,8 @@ class RunFolder:
             raise EvaluationError(f"{self._summary_path} is damaged; use another output folder") from None
         if names:
             changes = ", ".join(f"{name} {found.get(name)} -> {self._settings.get(name)}" for name in names)
+            if "model_sha256" in names and "model" not in names:
+                changes += "; the model has changed since, under the same name"
             raise EvaluationError(
                 f"{self._summary_path.parent} holds a run with other settings ({changes}): "
                 "use another output folder, or the same settings to continue that run"

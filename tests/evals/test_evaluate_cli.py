@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import pytest
 
 from evals import cli
 from evals.problems import Problem
+from infer.export import export_engine_file
 from laneformer.errors import CheckpointError
+from tests.tiny_models import RandomWeights, byte_level_tokenizer, tiny_config, write_checkpoint
 
 
 @pytest.fixture
@@ -49,7 +52,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_evaluates_a_model(
     engine: None, problem_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["humaneval", "--model", "m", "--backend", "numpy", "--problems", str(problem_file)]
+    model = tmp_path / "m"
+    model.write_bytes(b"weights")
+    arguments = ["humaneval", "--model", str(model), "--backend", "numpy", "--problems", str(problem_file)]
     arguments += ["--limit", "2", "--samples", "2", "--temperature", "0.5", "--k", "1", "2"]
     arguments += ["--output", str(tmp_path / "out"), "--workers", "2", "--memory-gb", "0.5", "--timeout", "7"]
     assert cli.main(arguments) == 0
@@ -61,10 +66,37 @@ def test_evaluates_a_model(
     assert ["passed", "4"] in table
     assert ["no-code", "0"] in table
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
-    assert summary["settings"]["model"] == str(Path("m").resolve())
+    assert summary["settings"]["model"] == str(model.resolve())
+    assert summary["settings"]["model_sha256"] == hashlib.sha256(b"weights").hexdigest()
     assert summary["settings"]["memory_bytes"] == 1 << 29
     assert summary["settings"]["timeout_seconds"] == 7.0
     assert summary["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize("kind", ["folder", "engine file"])
+def test_other_weights_at_the_same_path_do_not_continue_a_run(
+    problem_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    config = tiny_config(max_position_embeddings=128)
+    model = tmp_path / "model"
+
+    def save(seed: int) -> None:
+        source = tmp_path / str(seed) if kind == "engine file" else model
+        write_checkpoint(source, config, byte_level_tokenizer(), tensors=RandomWeights(config, seed).tensors)
+        if kind == "engine file":
+            export_engine_file(source, model, overwrite=True)
+
+    arguments = ["humaneval", "--model", str(model), "--backend", "numpy", "--problems", str(problem_file)]
+    arguments += ["--limit", "1", "--max-new-tokens", "3", "--output", str(tmp_path / "out")]
+    save(seed=0)
+    assert cli.main(arguments) == 0
+    assert cli.main(arguments) == 0  # the same model continues, or rather has finished
+    save(seed=1)
+    capsys.readouterr()
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "other settings (model_sha256" in error
+    assert "the model has changed since, under the same name" in error
 
 
 def test_verifies_canonical_solutions(

@@ -174,7 +174,14 @@ def test_samples_are_written_while_others_are_generated(pair: list[Problem], tmp
 
 @pytest.mark.parametrize(
     "change",
-    [{"max_new_tokens": 9}, {"seed": 1}, {"timeout_seconds": 3.0}, {"top_p": 0.5}, {"model": "other"}],
+    [
+        {"max_new_tokens": 9},
+        {"seed": 1},
+        {"timeout_seconds": 3.0},
+        {"top_p": 0.5},
+        {"model": "other"},
+        {"model_sha256": "0"},
+    ],
 )
 def test_other_settings_do_not_continue_a_run(
     pair: list[Problem], tmp_path: Path, change: dict[str, Any]
