@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ from evals.humaneval import HumanEvalResult, evaluate_humaneval
 from evals.model_hash import model_sha256
 from evals.problems import Problem, load_problems
 from laneformer.errors import EvaluationError, LaneformerError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,11 +80,12 @@ def run(args: argparse.Namespace) -> int:
         hidden_paths=[Path(args.problems)] if args.problems is not None else [],
     )
     _print_result(result, len(problems))
-    if args.verify_canonical and result.status_counts["passed"] < len(result.samples):
-        wrong = [sample for sample in result.samples if sample.status != "passed"]
-        print(*(f"{sample.task_id}: {sample.status}, {sample.detail}" for sample in wrong), sep="\n")
-        return 1
-    return 0
+    wrong = [sample for sample in result.samples if sample.status != "passed"]
+    if args.verify_canonical:
+        for sample in wrong:
+            print(f"{sample.task_id}: {sample.status}, {sample.detail}")
+    sys.stdout.flush()  # so that a closed pipe is met here and not when the interpreter ends
+    return 1 if args.verify_canonical and wrong else 0
 
 
 def _bytes(gibibytes: float) -> int:
@@ -94,7 +99,10 @@ def _generator(args: argparse.Namespace, problems: Sequence[Problem]) -> Generat
         return CanonicalGenerator(problems)
     from infer import Engine
 
-    return EngineGenerator(Engine(args.model, backend=args.backend))
+    try:
+        return EngineGenerator(Engine(args.model, backend=args.backend))
+    except OSError as error:  # no permission, a name that is too long, a disk that fails
+        raise EvaluationError(f"the model {args.model} cannot be read: {error}") from None
 
 
 def _print_result(result: HumanEvalResult, problems: int) -> None:
@@ -111,7 +119,7 @@ def _print_result(result: HumanEvalResult, problems: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script; returns its exit code: 2 for an error that the user can fix."""
+    """The console script; returns its exit code: 2 for an error that the user can fix, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="evaluate", description="Evaluates a model.")
     add_arguments(parser)
     args = parser.parse_args(argv)
@@ -119,7 +127,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args)
     except LaneformerError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:  # finished samples are in the output folder
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away: not an error of ours
+        # What is still in the buffer would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import json
+import os
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -14,6 +17,7 @@ from typing import Any
 import pytest
 
 from evals import cli
+from evals.generate import Completion
 from evals.problems import Problem
 from infer.export import export_engine_file
 from laneformer.errors import CheckpointError
@@ -139,6 +143,74 @@ def test_errors_are_one_line_and_exit_code_two(
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
     assert message in captured.err
+
+
+def test_output_that_cannot_be_written_is_one_line(
+    problem_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["humaneval", "--verify-canonical", "--problems", str(problem_file), "--output"]
+    for output in (problem_file, problem_file / "below", tmp_path / ("n" * 300)):
+        assert cli.main([*arguments, str(output)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: the output folder") and error.count("\n") == 1
+
+    replace = os.replace
+
+    def full_disk(source: Path, destination: Path) -> None:
+        if json.loads(Path(source).read_text())["complete"]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, destination)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("evals.records.os.replace", full_disk)
+        assert cli.main([*arguments, str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "No space left" in error and error.count("\n") == 1
+    assert sorted(os.listdir(tmp_path / "out")) == ["samples.jsonl", "summary.json"]
+    assert cli.main([*arguments, str(tmp_path / "out")]) == 0
+
+
+def test_an_interruption_is_quiet_and_keeps_what_is_finished(
+    problem_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = tmp_path / "out" / "samples.jsonl"
+    prompts = []
+
+    def interrupted(generator: object, problem: Problem, **_: Any) -> Completion:
+        prompts.append(problem.prompt)
+        if len(prompts) < 3:
+            return Completion(problem.canonical_solution)
+        while not samples.exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    arguments = ["humaneval", "--verify-canonical", "--problems", str(problem_file), "--workers", "2"]
+    with monkeypatch.context() as patch:
+        patch.setattr("evals.humaneval.complete", interrupted)
+        assert cli.main([*arguments, "--output", str(samples.parent)]) == 130
+    assert capsys.readouterr() == ("", "")
+    assert 1 <= len(samples.read_text().splitlines()) <= 2
+    assert cli.main([*arguments, "--output", str(samples.parent)]) == 0
+
+
+def test_a_closed_pipe_is_no_error(problem_file: Path) -> None:
+    code = "import sys; from evals.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = ["humaneval", "--verify-canonical", "--problems", str(problem_file)]
+    root = Path(cli.__file__).parents[1]
+    command = [sys.executable, "-c", code, *arguments]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            cwd=root,
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_works_below_another_command(problem_file: Path) -> None:
