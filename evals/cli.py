@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evals.generate import CanonicalGenerator, EngineGenerator, Generator
-from evals.humaneval import HumanEvalResult, evaluate_humaneval
+from evals.humaneval import HumanEvalResult, check_sampling, evaluate_humaneval
 from evals.model_hash import model_sha256
-from evals.problems import Problem, load_problems
+from evals.problems import load_problems
 from laneformer.errors import EvaluationError, LaneformerError
 
 EXIT_USER_ERROR = 2
@@ -60,9 +60,10 @@ def run(args: argparse.Namespace) -> int:
         raise EvaluationError(f"--limit must be at least 1, found {args.limit}")
     if args.verify_canonical == (args.model is not None):
         raise EvaluationError("give either --model PATH or --verify-canonical")
+    check_sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed)  # before a model is loaded
     problems = load_problems(args.problems)[: args.limit]
     result = evaluate_humaneval(
-        _generator(args, problems),
+        _generator(args),
         problems,
         samples_per_problem=args.samples,
         temperature=args.temperature,
@@ -89,14 +90,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _bytes(gibibytes: float) -> int:
-    if not math.isfinite(gibibytes):
-        raise EvaluationError(f"--memory-gb must be a number, found {gibibytes}")
-    return int(gibibytes * (1 << 30))
+    size = gibibytes * (1 << 30)
+    if not math.isfinite(size):  # of the product, which overflows before the number does
+        raise EvaluationError(f"--memory-gb must be a number of GiB up to 1024, found {gibibytes:g}")
+    return int(size)
 
 
-def _generator(args: argparse.Namespace, problems: Sequence[Problem]) -> Generator:
+def _generator(args: argparse.Namespace) -> Generator | CanonicalGenerator:
     if args.verify_canonical:
-        return CanonicalGenerator(problems)
+        return CanonicalGenerator()
     from infer import Engine
 
     try:

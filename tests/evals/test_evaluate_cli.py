@@ -117,6 +117,20 @@ def test_verifies_canonical_solutions(
     assert "Small/1: failed, AssertionError" in capsys.readouterr().out
 
 
+def test_problems_that_share_a_prompt_are_judged_by_their_own_solutions(
+    increment: Problem, tmp_path: Path
+) -> None:
+    record = asdict(increment)
+    opposite = record | {
+        "task_id": "Small/1",
+        "test": "def check(candidate):\n    assert candidate(1) == 0\n",
+        "canonical_solution": "    return x - 1\n",
+    }
+    path = tmp_path / "problems.jsonl"
+    path.write_text(f"{json.dumps(record)}\n{json.dumps(opposite)}\n")
+    assert cli.main(["humaneval", "--verify-canonical", "--problems", str(path)]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -128,6 +142,15 @@ def test_verifies_canonical_solutions(
         (["--verify-canonical", "--limit", "0"], "--limit must be at least 1"),
         (["--verify-canonical", "--memory-gb", "0.001"], "memory must be 0.125 GiB"),
         (["--verify-canonical", "--memory-gb", "nan"], "--memory-gb must be a number"),
+        (["--verify-canonical", "--memory-gb", "1e300"], "--memory-gb must be a number"),
+        (["--verify-canonical", "--memory-gb=-1e300"], "--memory-gb must be a number"),
+        (["--verify-canonical", "--memory-gb", "1e290"], "memory must be 0.125 GiB"),
+        (["--verify-canonical", "--temperature", "nan"], "temperature must be 0 (greedy) or more, found nan"),
+        (["--verify-canonical", "--temperature", "-1"], "temperature must be 0 (greedy) or more, found -1"),
+        (["--model", "missing", "--temperature", "nan"], "temperature must be"),  # before the model
+        (["--verify-canonical", "--top-p", "0"], "top-p must be above 0 and at most 1, found 0"),
+        (["--verify-canonical", "--seed", "-1"], "seed must be 0 or more, found -1"),
+        (["--verify-canonical", "--max-new-tokens", "-1"], "max new tokens must be at least 1, found -1"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_two(
@@ -201,13 +224,7 @@ def test_a_closed_pipe_is_no_error(problem_file: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            cwd=root,
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        done = subprocess.run(command, cwd=root, stdout=writer, stderr=subprocess.PIPE, text=True)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
