@@ -34,7 +34,7 @@ from train.data.config import DataConfig, settings_fingerprint
 from train.data.documents import SPLITS, KeptDocument, Selection
 from train.data.durable_files import exclusive, write_durably
 from train.data.leftovers import discard, remove_unlisted_files, require_empty
-from train.data.manifest import Manifest
+from train.data.manifest import LARGEST_VOCABULARY, Manifest
 from train.data.shard_writer import ShardWriter
 from train.data.shards import TokenDataset
 from train.data.sources import read_source
@@ -95,7 +95,7 @@ def _begin(config: DataConfig, folder: Path, given: Tokenizer | None, progress: 
     assert tokenizer.eos_id is not None
     settings = config.settings(given.fingerprint if given else None)
     manifest = Manifest(
-        dtype="uint16" if tokenizer.vocab_size <= 2**16 else "uint32",
+        dtype="uint16" if tokenizer.vocab_size <= LARGEST_VOCABULARY["uint16"] else "uint32",
         vocab_size=tokenizer.vocab_size,
         # Without a BOS of its own, EOS opens a document too: the first token of the text then has something
         # that it is predicted from, and the loss covers every byte.
