@@ -221,10 +221,14 @@ def test_a_closed_pipe_is_no_error(problem_file: Path) -> None:
     arguments = ["humaneval", "--verify-canonical", "--problems", str(problem_file)]
     root = Path(cli.__file__).parents[1]
     command = [sys.executable, "-c", code, *arguments]
+    # Buffered, as for a user, so that the pipe is only met when the buffer is written.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = subprocess.run(command, cwd=root, stdout=writer, stderr=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            command, cwd=root, env=environment, stdout=writer, stderr=subprocess.PIPE, text=True
+        )
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
