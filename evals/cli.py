@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from evals.generate import CanonicalGenerator, EngineGenerator, Generator
-from evals.humaneval import HumanEvalResult, evaluate_humaneval
-from evals.problems import Problem, load_problems
+from evals.humaneval import HumanEvalResult, check_sampling, evaluate_humaneval
+from evals.model_hash import model_sha256
+from evals.problems import load_problems
 from laneformer.errors import EvaluationError, LaneformerError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +60,10 @@ def run(args: argparse.Namespace) -> int:
         raise EvaluationError(f"--limit must be at least 1, found {args.limit}")
     if args.verify_canonical == (args.model is not None):
         raise EvaluationError("give either --model PATH or --verify-canonical")
+    check_sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed)  # before a model is loaded
     problems = load_problems(args.problems)[: args.limit]
     result = evaluate_humaneval(
-        _generator(args, problems),
+        _generator(args),
         problems,
         samples_per_problem=args.samples,
         temperature=args.temperature,
@@ -70,28 +76,35 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         output_dir=args.output,
         model="canonical solutions" if args.verify_canonical else str(Path(args.model).resolve()),
+        # Only an output folder remembers it, and reading all weights takes a while.
+        model_sha256=model_sha256(Path(args.model)) if args.model and args.output else None,
         hidden_paths=[Path(args.problems)] if args.problems is not None else [],
     )
     _print_result(result, len(problems))
-    if args.verify_canonical and result.status_counts["passed"] < len(result.samples):
-        wrong = [sample for sample in result.samples if sample.status != "passed"]
-        print(*(f"{sample.task_id}: {sample.status}, {sample.detail}" for sample in wrong), sep="\n")
-        return 1
-    return 0
+    wrong = [sample for sample in result.samples if sample.status != "passed"]
+    if args.verify_canonical:
+        for sample in wrong:
+            print(f"{sample.task_id}: {sample.status}, {sample.detail}")
+    sys.stdout.flush()  # so that a closed pipe is met here and not when the interpreter ends
+    return 1 if args.verify_canonical and wrong else 0
 
 
 def _bytes(gibibytes: float) -> int:
-    if not math.isfinite(gibibytes):
-        raise EvaluationError(f"--memory-gb must be a number, found {gibibytes}")
-    return int(gibibytes * (1 << 30))
+    size = gibibytes * (1 << 30)
+    if not math.isfinite(size):  # of the product, which overflows before the number does
+        raise EvaluationError(f"--memory-gb must be a number of GiB up to 1024, found {gibibytes:g}")
+    return int(size)
 
 
-def _generator(args: argparse.Namespace, problems: Sequence[Problem]) -> Generator:
+def _generator(args: argparse.Namespace) -> Generator | CanonicalGenerator:
     if args.verify_canonical:
-        return CanonicalGenerator(problems)
+        return CanonicalGenerator()
     from infer import Engine
 
-    return EngineGenerator(Engine(args.model, backend=args.backend))
+    try:
+        return EngineGenerator(Engine(args.model, backend=args.backend))
+    except OSError as error:  # no permission, a name that is too long, a disk that fails
+        raise EvaluationError(f"the model {args.model} cannot be read: {error}") from None
 
 
 def _print_result(result: HumanEvalResult, problems: int) -> None:
@@ -108,7 +121,7 @@ def _print_result(result: HumanEvalResult, problems: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script; returns its exit code: 2 for an error that the user can fix."""
+    """The console script; returns its exit code: 2 for an error that the user can fix, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="evaluate", description="Evaluates a model.")
     add_arguments(parser)
     args = parser.parse_args(argv)
@@ -116,7 +129,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args)
     except LaneformerError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:  # finished samples are in the output folder
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away: not an error of ours
+        # What is still in the buffer would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

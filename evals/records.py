@@ -8,6 +8,7 @@ Both are written so that an interruption at any point leaves a folder that the s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -47,6 +48,7 @@ class RunFolder:
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self._folder = folder
         self._samples_path = folder / "samples.jsonl"
         self._summary_path = folder / "summary.json"
         self._settings = json.loads(json.dumps(settings))
@@ -65,18 +67,31 @@ class RunFolder:
             raise EvaluationError(f"the output folder {folder} cannot be used: {error}") from None
 
     def add(self, sample: Sample) -> None:
-        """Appends one sample; callable from any thread."""
-        line = json.dumps(asdict(sample)) + "\n"
-        with self._lock, self._samples_path.open("a", encoding="utf-8") as file:
-            file.write(line)
+        """Appends one sample; callable from any thread.  Raises EvaluationError where it does not fit."""
+        line = (json.dumps(asdict(sample)) + "\n").encode()
+        with self._lock:
+            try:
+                _append(self._samples_path, line)
+            except OSError as error:
+                raise self._unwritable(error) from None
 
     def write_summary(self, results: Mapping[str, Any]) -> None:
-        """Replaces summary.json, at once or not at all."""
+        """Replaces summary.json, at once or not at all; EvaluationError where that is not possible."""
         temporary = self._summary_path.with_suffix(".json.partial")
-        temporary.write_text(
-            json.dumps({"settings": self._settings, **results}, indent=2) + "\n", encoding="utf-8"
+        text = json.dumps({"settings": self._settings, **results}, indent=2) + "\n"
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, self._summary_path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> EvaluationError:
+        return EvaluationError(
+            f"the output folder {self._folder} cannot be written: {error}; "
+            "what is finished in it is kept, and the same command continues"
         )
-        os.replace(temporary, self._summary_path)
 
     def _check_settings(self) -> None:
         try:
@@ -84,10 +99,12 @@ class RunFolder:
             names = [
                 name for name in {**found, **self._settings} if found.get(name) != self._settings.get(name)
             ]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise EvaluationError(f"{self._summary_path} is damaged; use another output folder") from None
         if names:
             changes = ", ".join(f"{name} {found.get(name)} -> {self._settings.get(name)}" for name in names)
+            if "model_sha256" in names and "model" not in names:
+                changes += "; the model has changed since, under the same name"
             raise EvaluationError(
                 f"{self._summary_path.parent} holds a run with other settings ({changes}): "
                 "use another output folder, or the same settings to continue that run"
@@ -107,10 +124,28 @@ class RunFolder:
         try:
             values = json.loads(line)
             sample = Sample(**{field.name: values[field.name] for field in fields(Sample)})
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             sample = None
-        if sample is None or sample.status not in STATUSES:
+        if sample is None or not _well_formed(sample):
             raise EvaluationError(
                 f"{self._samples_path}, line {number} is damaged; use another output folder"
             )
         return sample
+
+
+def _well_formed(sample: Sample) -> bool:
+    return isinstance(sample.task_id, str) and type(sample.sample) is int and sample.status in STATUSES
+
+
+def _append(path: Path, line: bytes) -> None:
+    """All of ``line`` or, where the disk is full, nothing: another thread may append after it."""
+    with path.open("ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        try:
+            written = 0
+            while written < len(line):
+                written += file.write(line[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            raise

@@ -172,7 +172,10 @@ class Sandbox:
         return active
 
     def _run(self, program: str, problem: Problem) -> tuple[Verdict, dict[str, bool]]:
-        folder = tempfile.mkdtemp(prefix="evaluate-")
+        try:
+            folder = tempfile.mkdtemp(prefix="evaluate-")
+        except OSError as error:
+            raise EvaluationError(f"the sandbox needs a temporary folder: {error}") from None
         try:
             return self._run_in(folder, program, problem)
         finally:

@@ -53,7 +53,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 def test_canonical_solutions_pass_within_a_minute(humaneval: list[Problem]) -> None:
     start = time.monotonic()
-    result = evaluate_humaneval(CanonicalGenerator(humaneval), humaneval, progress=False)
+    result = evaluate_humaneval(CanonicalGenerator(), humaneval, progress=False)
     failures = [(sample.task_id, sample.status, sample.detail) for sample in result.samples]
     assert [failure for failure in failures if failure[1] != "passed"] == []
     assert result.pass_at_k == {1: 1.0}
@@ -174,7 +174,14 @@ def test_samples_are_written_while_others_are_generated(pair: list[Problem], tmp
 
 @pytest.mark.parametrize(
     "change",
-    [{"max_new_tokens": 9}, {"seed": 1}, {"timeout_seconds": 3.0}, {"top_p": 0.5}, {"model": "other"}],
+    [
+        {"max_new_tokens": 9},
+        {"seed": 1},
+        {"timeout_seconds": 3.0},
+        {"top_p": 0.5},
+        {"model": "other"},
+        {"model_sha256": "0"},
+    ],
 )
 def test_other_settings_do_not_continue_a_run(
     pair: list[Problem], tmp_path: Path, change: dict[str, Any]
@@ -219,6 +226,13 @@ def test_broken_tests_end_the_run(increment: Problem) -> None:
         ({"samples_per_problem": 0}, "samples per problem must be at least 1"),
         ({"samples_per_problem": 3}, "3 identical samples"),
         ({"max_new_tokens": 0}, "max new tokens must be at least 1"),
+        ({"temperature": float("nan")}, "temperature must be 0"),
+        ({"temperature": float("inf")}, "temperature must be 0"),
+        ({"temperature": -1e-9}, "temperature must be 0"),
+        ({"top_p": 0.0}, "top-p must be above 0"),
+        ({"top_p": 1.001}, "top-p must be above 0"),
+        ({"top_p": float("nan")}, "top-p must be above 0"),
+        ({"seed": -1}, "seed must be 0 or more"),
         ({"timeout_seconds": 0.0}, "timeout must be"),
         ({"timeout_seconds": float("nan")}, "timeout must be"),
         ({"timeout_seconds": float("inf")}, "timeout must be"),

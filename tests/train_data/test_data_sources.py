@@ -104,6 +104,8 @@ def test_files_of_every_kind_in_the_order_of_their_paths(tmp_path: Path) -> None
     [
         ("{not json", "not a line of JSON"),
         (b"\xff", "not a line of JSON"),
+        ("[" * 100_000, "not a line of JSON"),
+        ('{"text": ' + "1" * 5000 + "}", "not a line of JSON"),
         ("[1]", "expected a JSON object, found list"),
         ('{"body": "x"}', "no field 'text', found body"),
         ('{"text": 3}', "field 'text' is int"),

@@ -9,21 +9,34 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from laneformer.errors import DataError
 
 PARTIAL_SUFFIX = ".partial"
 
 
 def write_durably(path: Path, content: bytes | memoryview) -> None:
-    """Replace ``path`` by ``content`` in one step."""
+    """Replace ``path`` by ``content`` in one step.
+
+    Raises :class:`DataError` where that fails: ``path`` is then as it was, or whole and new.
+    """
     partial = path.with_name(path.name + PARTIAL_SUFFIX)
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    _sync_folder(path.parent)
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):  # a full disk needs the room
+            partial.unlink(missing_ok=True)
+        raise DataError(
+            f"{path}: cannot be written ({error.strerror or error}); "
+            "make it possible and run again, which goes on where this run ended"
+        ) from None
 
 
 @contextmanager

@@ -39,7 +39,11 @@ def matching_files(patterns: Sequence[str]) -> list[Path]:
     """Files that match any pattern, sorted by path.  :class:`DataError` for a pattern without one."""
     found: set[Path] = set()
     for pattern in patterns:
-        matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)
+        try:
+            expanded = Path(pattern).expanduser()
+        except RuntimeError as error:
+            raise DataError(f"data.paths: {pattern!r} names no home folder ({error})") from None
+        matches = glob.glob(str(expanded), recursive=True)
         files = {path for path in map(Path, matches) if path.is_file()}
         if not files:
             raise DataError(f"data.paths: no file matches {pattern!r} (working folder {Path.cwd()})")
@@ -72,7 +76,7 @@ def _read_json_lines(path: Path, text_field: str) -> Iterator[Document]:
 def _text_of_line(line: bytes, text_field: str, name: str) -> str:
     try:
         values = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: not a line of JSON ({error})") from None
     if not isinstance(values, dict):
         raise DataError(f"{name}: expected a JSON object, found {type(values).__name__}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +20,9 @@ from train.data.durable_files import write_durably
 
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 1
+# The largest vocabulary whose ids fit into each type of token.
+LARGEST_VOCABULARY = {"uint16": 2**16, "uint32": 2**32}
+LARGEST_COUNT = 2**48  # of a shard: sums over shards and sizes in bytes stay within int64
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,15 @@ class ShardRecord:
     sha256: str
     documents_sha256: str
     content_sha256: str
+
+    def check(self, name: str) -> None:
+        """ValueError for a value that does not belong in the record of shard ``name``."""
+        _require(self.name == name, "name of a shard", self.name, name)
+        for key in ("tokens", "documents"):
+            _require_whole(f"{name}.{key}", getattr(self, key), 1, LARGEST_COUNT)
+        _require_whole(f"{name}.bytes", self.bytes, 0, LARGEST_COUNT)
+        for key in ("sha256", "documents_sha256", "content_sha256"):
+            _require_text(f"{name}.{key}", getattr(self, key))
 
 
 @dataclass
@@ -67,21 +80,44 @@ class Manifest:
             values = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(
                 f"{path}: cannot be read ({error}); remove the folder to prepare it anew"
             ) from None
         version = values.get("format_version") if isinstance(values, dict) else None
-        if version != FORMAT_VERSION:
+        if type(version) is not int or version != FORMAT_VERSION:
             raise DataError(
                 f"{path}: format version {version}, this program reads {FORMAT_VERSION}; "
                 "prepare the data in another folder"
             )
         try:
             splits = {split: [ShardRecord(**shard) for shard in values["splits"][split]] for split in SPLITS}
-            return cls(**{**values, "splits": splits})
-        except (KeyError, TypeError) as error:
+            manifest = cls(**{**values, "splits": splits})
+            manifest.check()
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: damaged ({error}); remove the folder to prepare it anew") from None
+        return manifest
+
+    def check(self) -> None:
+        """ValueError for a value that :func:`~train.data.prepare.prepare` does not write."""
+        largest = LARGEST_VOCABULARY.get(self.dtype if isinstance(self.dtype, str) else "", 0)
+        _require(largest > 0, "dtype", self.dtype, f"one of {', '.join(LARGEST_VOCABULARY)}")
+        _require_whole("vocab_size", self.vocab_size, 1, largest)
+        _require_whole("bos_id", self.bos_id, 0, self.vocab_size - 1)
+        _require_whole("eos_id", self.eos_id, 0, self.vocab_size - 1)
+        _require_text("tokenizer_fingerprint", self.tokenizer_fingerprint)
+        _require(isinstance(self.settings, dict), "settings", self.settings, "an object")
+        found = settings_fingerprint(self.settings)
+        _require(self.settings_fingerprint == found, "settings_fingerprint", self.settings_fingerprint, found)
+        _require(isinstance(self.document_counts, dict), "document_counts", self.document_counts, "an object")
+        for reason, count in self.document_counts.items():
+            _require_whole(f"document_counts.{reason}", count, 0)
+        _require(isinstance(self.complete, bool), "complete", self.complete, "true or false")
+        if self.data_fingerprint is not None or self.complete:
+            _require_text("data_fingerprint", self.data_fingerprint)
+        for split, shards in self.splits.items():
+            for number, shard in enumerate(shards):
+                shard.check(shard_name(split, number))
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest in one step."""
@@ -112,3 +148,23 @@ class Manifest:
         }
         values = [self.format_version, self.dtype, self.tokenizer_fingerprint, shards]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def shard_name(split: str, number: int) -> str:
+    """Name of both files of a shard, without their suffixes: ``train-00000``."""
+    return f"{split}-{number:05d}"
+
+
+def _require(holds: bool, name: str, found: object, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} is {reprlib.repr(found)}, expected {expected}")
+
+
+def _require_whole(name: str, found: object, least: int, most: int | None = None) -> None:
+    holds = type(found) is int and found >= least and (most is None or found <= most)
+    expected = f"of at least {least}" if most is None else f"from {least} to {most}"
+    _require(holds, name, found, f"a whole number {expected}")
+
+
+def _require_text(name: str, found: object) -> None:
+    _require(isinstance(found, str), name, found, "text")

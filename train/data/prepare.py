@@ -25,6 +25,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -34,7 +35,7 @@ from train.data.config import DataConfig, settings_fingerprint
 from train.data.documents import SPLITS, KeptDocument, Selection
 from train.data.durable_files import exclusive, write_durably
 from train.data.leftovers import discard, remove_unlisted_files, require_empty
-from train.data.manifest import Manifest
+from train.data.manifest import LARGEST_VOCABULARY, Manifest
 from train.data.shard_writer import ShardWriter
 from train.data.shards import TokenDataset
 from train.data.sources import read_source
@@ -49,8 +50,8 @@ def prepare(config: DataConfig, *, progress: bool = True) -> TokenDataset:
     """The data set that ``config`` describes, prepared now where ``config.folder`` does not hold it yet.
 
     Processes that prepare the same folder take turns, so all but the first find it finished.
-    Raises :class:`DataError` for settings, sources and folders that do not work, and
-    :class:`TokenizerError` for a given tokenizer that does not.
+    Raises :class:`DataError` for settings, sources and folders that do not work, a full disk among them,
+    and :class:`TokenizerError` for a given tokenizer that does not.
     """
     config.validate()
     given = _given_tokenizer(config)
@@ -62,6 +63,16 @@ def prepare(config: DataConfig, *, progress: bool = True) -> TokenDataset:
         raise DataError(
             f"{folder}: cannot be made into a folder ({error.strerror}); set data.folder"
         ) from None
+    try:
+        _prepare_folder(config, folder, settings, given, progress)
+    except OSError as error:  # to lock, list or clean the folder; reading and writing have words of their own
+        raise DataError(f"{error.filename or folder}: {error.strerror or error}; check data.folder") from None
+    return TokenDataset(folder)
+
+
+def _prepare_folder(
+    config: DataConfig, folder: Path, settings: dict[str, Any], given: Tokenizer | None, progress: bool
+) -> None:
     with exclusive(folder):
         manifest = Manifest.read(folder)
         if manifest is None:
@@ -73,7 +84,6 @@ def prepare(config: DataConfig, *, progress: bool = True) -> TokenDataset:
         if not manifest.complete:
             remove_unlisted_files(folder, manifest)
             _write_shards(config, folder, manifest, progress)
-    return TokenDataset(folder)
 
 
 def _given_tokenizer(config: DataConfig) -> Tokenizer | None:
@@ -95,7 +105,7 @@ def _begin(config: DataConfig, folder: Path, given: Tokenizer | None, progress: 
     assert tokenizer.eos_id is not None
     settings = config.settings(given.fingerprint if given else None)
     manifest = Manifest(
-        dtype="uint16" if tokenizer.vocab_size <= 2**16 else "uint32",
+        dtype="uint16" if tokenizer.vocab_size <= LARGEST_VOCABULARY["uint16"] else "uint32",
         vocab_size=tokenizer.vocab_size,
         # Without a BOS of its own, EOS opens a document too: the first token of the text then has something
         # that it is predicted from, and the loss covers every byte.
@@ -106,10 +116,9 @@ def _begin(config: DataConfig, folder: Path, given: Tokenizer | None, progress: 
         settings_fingerprint=settings_fingerprint(settings),
     )
     manifest.write(folder)
-    tokenizer.save(folder)
-    for name in (TOKENIZER_FILE, SETTINGS_FILE):
-        # The same bytes again, this time known to be on the disk before any shard relies on them.
-        write_durably(folder / name, (folder / name).read_bytes())
+    # As Tokenizer.save, but known to be on the disk before any shard relies on it.
+    write_durably(folder / TOKENIZER_FILE, tokenizer.to_text().encode())
+    write_durably(folder / SETTINGS_FILE, tokenizer.settings_text().encode())
     return manifest
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from laneformer.errors import DataError
 from train.data.documents import KeptDocument
 from train.data.durable_files import write_durably
-from train.data.manifest import ShardRecord
+from train.data.manifest import ShardRecord, shard_name
 
 TOKENS_SUFFIX = ".bin"
 DOCUMENTS_SUFFIX = ".documents.npy"
@@ -90,7 +90,7 @@ class ShardWriter:
         self._content = hashlib.sha256()
 
     def _finish_shard(self) -> None:
-        name = f"{self._split}-{len(self._records):05d}"
+        name = shard_name(self._split, len(self._records))
         tokens = np.concatenate(self._tokens).tobytes()
         sizes = np.array(self._sizes, dtype="<i8")
         documents = io.BytesIO()

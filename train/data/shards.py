@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 
@@ -70,8 +71,11 @@ class TokenDataset:
                 (DOCUMENTS_SUFFIX, shard.documents_sha256),
             ):
                 path = self.folder / (shard.name + suffix)
-                with path.open("rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                try:
+                    with path.open("rb") as file:
+                        found = hashlib.file_digest(file, "sha256").hexdigest()
+                except OSError as error:
+                    raise _unreadable(path, error) from None
                 if found != expected:
                     raise _damaged(path, f"SHA-256 {found}", expected)
 
@@ -88,7 +92,9 @@ class TokenSplit:
         self.bos_id = manifest.bos_id
         self.eos_id = manifest.eos_id
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        records = manifest.splits[name]
+        self._vocab_size = manifest.vocab_size
+        self._folder = folder
+        self._records = records = manifest.splits[name]
         self._shards = [_map_tokens(folder, shard, self._dtype) for shard in records]
         self._shard_starts = np.cumsum([0, *(shard.tokens for shard in records)], dtype=np.int64)
         sizes = np.concatenate(
@@ -109,7 +115,8 @@ class TokenSplit:
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens ``start`` to ``stop`` of the stream, uint16 or uint32 [stop - start].
 
-        Raises IndexError for a range outside of the stream.
+        Raises IndexError for a range outside of the stream and :class:`DataError`, naming the shard, for an
+        id beyond the vocabulary, for which a model has no embedding.
         """
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(f"tokens {start}:{stop} of a stream of {self.num_tokens}")
@@ -119,10 +126,18 @@ class TokenSplit:
         while position < stop:
             begin = int(self._shard_starts[shard])
             end = min(stop, int(self._shard_starts[shard + 1]))
-            tokens[position - start : end - start] = self._shards[shard][position - begin : end - begin]
+            piece = tokens[position - start : end - start]
+            piece[:] = self._shards[shard][position - begin : end - begin]
+            if piece.max() >= self._vocab_size:
+                self._refuse_id(shard, position - begin, piece)
             position = end
             shard += 1
         return tokens
+
+    def _refuse_id(self, shard: int, start: int, piece: np.ndarray) -> NoReturn:
+        place = int(np.argmax(piece >= self._vocab_size))
+        path = self._folder / (self._records[shard].name + TOKENS_SUFFIX)
+        raise _damaged(path, f"token id {piece[place]} at {start + place}", f"below {self._vocab_size}")
 
 
 def _map_tokens(folder: Path, shard: ShardRecord, dtype: np.dtype) -> np.ndarray:
@@ -144,12 +159,15 @@ def _read_sizes(folder: Path, shard: ShardRecord) -> np.ndarray:
         sizes: np.ndarray = np.load(path)
     except OSError as error:
         raise _unreadable(path, error) from None
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # the header is read as Python and says how much memory to take
         raise _damaged(path, str(error), f"{shard.documents} documents") from None
-    totals = [len(sizes), *sizes.sum(axis=0).tolist()] if sizes.ndim == 2 else [len(sizes)]
-    expected = [shard.documents, shard.tokens, shard.bytes]
-    if totals != expected:
-        raise _damaged(path, f"documents, tokens, bytes {totals}", str(expected))
+    shape = (shard.documents, 2)
+    if not isinstance(sizes, np.ndarray) or sizes.shape != shape or sizes.dtype != np.dtype("<i8"):
+        found = f"{getattr(sizes, 'dtype', type(sizes).__name__)} {getattr(sizes, 'shape', '')}"
+        raise _damaged(path, found, f"int64 {shape}")
+    if sizes.min() < 0 or sizes.sum(axis=0).tolist() != [shard.tokens, shard.bytes]:
+        found = f"tokens, bytes {sizes.sum(axis=0).tolist()}, smallest {sizes.min()}"
+        raise _damaged(path, found, f"{[shard.tokens, shard.bytes]}, smallest 0")
     return sizes
 
 
