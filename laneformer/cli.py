@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -53,18 +54,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; returns the exit code: 0, or 2 with one line on stderr for a user error."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if arguments and arguments[0] in HYDRA_COMMANDS:
-            run_hydra: Callable[[Sequence[str]], int] = _load("train.cli", HYDRA_COMMANDS[arguments[0]][0])
-            return run_hydra(arguments[1:])
-        return _run_plain(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()  # here, where its failing is handled, and not when the interpreter ends
+        return code
     except LaneformerError as error:
         print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away: not an error of ours
-        sys.stderr.close()
+        # What is still in the buffer would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments and arguments[0] in HYDRA_COMMANDS:
+        run_hydra: Callable[[Sequence[str]], int] = _load("train.cli", HYDRA_COMMANDS[arguments[0]][0])
+        return run_hydra(arguments[1:])
+    return _run_plain(arguments)
 
 
 def _run_plain(arguments: list[str]) -> int:

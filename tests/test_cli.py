@@ -222,6 +222,20 @@ def test_generate_streams_text_without_torch(engine_file: Path, tmp_path: Path) 
     assert tokens[-1]["finish_reason"] == "length"
 
 
+def test_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "laneformer", "doctor", "--json"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
 def test_doctor_reports_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
