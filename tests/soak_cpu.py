@@ -26,7 +26,8 @@ from infer.bench import commit, host_cpu  # noqa: E402
 from infer.request import Request  # noqa: E402
 from tests.tiny_models import RandomWeights, tiny_config  # noqa: E402
 
-HANG_SECONDS = 60
+HANG_SECONDS = 60  # on a busy machine a request takes a second or two
+TELL_SECONDS = 30
 SETTINGS: tuple[dict[str, Any], ...] = (
     {},
     {"repetition_penalty": 1.2},
@@ -81,8 +82,11 @@ class Soak:
 def soak(tokens: int, seed: int = 0) -> dict[str, Any]:
     """Run until ``tokens`` tokens have been compared; what was done."""
     soak = Soak(seed)
-    start = time.monotonic()
+    start = told = time.monotonic()
     while soak.tokens < tokens:
+        if time.monotonic() - told > TELL_SECONDS:
+            told = time.monotonic()
+            print(f"{soak.tokens} of {tokens} tokens, {told - start:.0f} s", file=sys.stderr)
         faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         soak.run_one()
     faulthandler.cancel_dump_traceback_later()
