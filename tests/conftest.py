@@ -1,8 +1,21 @@
-"""Tests marked ``gpu`` or ``multi_gpu`` are skipped, saying why, where the devices are missing."""
+"""Tests marked ``gpu`` or ``multi_gpu`` are skipped, saying why, where the devices are missing.
+
+Compiled back ends and tapes go to a folder in the checkout that git ignores, not to the user's cache; it
+stays from one run to the next, since compiling for some twenty shapes takes a minute.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
+
+CACHE = Path(__file__).parents[1] / ".pytest_cache" / "laneformer"
+
+
+def pytest_configure() -> None:
+    os.environ.setdefault("LANEFORMER_CACHE", str(CACHE))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ an error: nothing falls back in silence to something slower.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 from infer.backends.base import Backend
@@ -24,12 +25,29 @@ def _numpy(weights: Weights) -> Backend:
     return NumpyBackend(weights)
 
 
-_BACKENDS: dict[str, Callable[[Weights], Backend]] = {"numpy": _numpy}
+def _cpu(weights: Weights) -> Backend:
+    from infer.backends.cpu_backend import CpuBackend
+
+    return CpuBackend(weights)
+
+
+def _auto(weights: Weights) -> Backend:
+    """The compiled back end; where it cannot be compiled, a warning and numpy."""
+    from infer.backends.cpu_compile import CompileError
+
+    try:
+        return _cpu(weights)
+    except CompileError as error:
+        warnings.warn(f"{error}; running on numpy, which is several times slower", stacklevel=2)
+        return _numpy(weights)
+
+
+_BACKENDS: dict[str, Callable[[Weights], Backend]] = {AUTO: _auto, "cpu": _cpu, "numpy": _numpy}
 
 
 def backend_names() -> list[str]:
     """Names that :func:`select_backend` knows."""
-    return [AUTO, *_BACKENDS]
+    return list(_BACKENDS)
 
 
 def select_backend(name: str) -> Callable[[Weights], Backend]:
@@ -37,8 +55,6 @@ def select_backend(name: str) -> Callable[[Weights], Backend]:
 
     :class:`RequestError` for a name that is not known.
     """
-    if name == AUTO:
-        name = "numpy"
     if name not in _BACKENDS:
         raise RequestError(f"unknown backend {name!r}: expected one of {', '.join(backend_names())}")
     return _BACKENDS[name]

@@ -36,7 +36,7 @@ def answer(engine: Engine, **options: Any) -> tuple[str, str | None, int]:
 
 
 def test_greedy_is_the_best_logit_each_time(checkpoint: Path) -> None:
-    engine = Engine(checkpoint)
+    engine = Engine(checkpoint, backend="numpy")
     assert engine.backend_name == "numpy"
     assert engine.tokenizer is not None
     prompt = engine.tokenizer.encode("hello")
@@ -188,8 +188,8 @@ def test_logits_refuses_bad_ids(
 
 
 def test_unknown_back_end(checkpoint: Path) -> None:
-    assert backend_names() == ["auto", "numpy"]
-    with pytest.raises(RequestError, match="unknown backend 'cudnn': expected one of auto, numpy"):
+    assert backend_names() == ["auto", "cpu", "numpy"]
+    with pytest.raises(RequestError, match="unknown backend 'cudnn': expected one of auto, cpu, numpy"):
         Engine(checkpoint, backend="cudnn")
     with pytest.raises(RequestError, match="unknown backend ''"):
         select_backend("")

@@ -134,7 +134,7 @@ def test_bench(
     checkpoint_without_tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "result.json"
-    options = ["--prompt-tokens", 4, 8, "--new-tokens", 6, "--runs", 3, "--json", file]
+    options = ["--prompt-tokens", 4, 8, "--new-tokens", 6, "--runs", 3, "--json", file, "--backend", "numpy"]
     assert run("bench", "decode", checkpoint_without_tokenizer, *options) == 0
     table = capsys.readouterr().out.splitlines()
     assert "backend numpy" in table[0]
