@@ -67,9 +67,7 @@ KINDS = {
     LLAMA_CPP: Kind("llama.cpp", "float16", "gguf", ("llama_cpp",)),
     "pytorch-bfloat16": Kind("our model in PyTorch", "bfloat16", "checkpoint", ("torch",)),
     "pytorch-float32": Kind("our model in PyTorch", "float32", "checkpoint", ("torch",)),
-    "transformers-bfloat16": Kind(
-        "transformers", "bfloat16", "gguf", ("torch", "transformers", "accelerate")
-    ),
+    "transformers-bfloat16": Kind("transformers", "bfloat16", "checkpoint", ("torch", "transformers")),
     "transformers-float32": Kind("transformers", "float32", "checkpoint", ("torch", "transformers")),
     "numpy": Kind("Laneformer, `numpy`", "float32", "checkpoint"),
 }
