@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -98,27 +99,50 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["decode"], help="what to measure")
     parser.add_argument("model", metavar="MODEL", help="engine file or checkpoint folder")
     _add_backend_argument(parser)
-    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[32], metavar="N", help="default: 32")
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help=f"lengths of prompts (default: {bench.DEFAULT_PROMPT}, where no --context is given)",
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="tokens of prompt and answer together: the answer ends there",
+    )
     parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="default: 64")
-    parser.add_argument("--runs", type=int, default=5, metavar="N", help="default: 5")
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="runs of each size (default: 5)")
     parser.add_argument("--json", metavar="FILE", help="write all numbers here")
 
 
 def run_bench(args: argparse.Namespace) -> int:
     """Print a table of decoding speeds; with ``--json`` write the numbers and what they were measured on."""
+    wanted = bench.settings(args.prompt_tokens, args.context, args.new_tokens)
     engine = Engine(args.model, backend=args.backend)
-    results = bench.bench_decode(
-        engine, prompt_tokens=args.prompt_tokens, new_tokens=args.new_tokens, runs=args.runs
-    )
-    print(f"{args.model}, backend {engine.backend_name}, {args.new_tokens} new tokens, {bench.host_cpu()}")
-    print(bench.table(results))
+    benchmark = bench.bench_decode(engine, wanted, runs=args.runs)
+    model = Path(args.model).name  # where it lies is nobody's business in a result that is shared
+    print(f"{model}, backend {engine.backend_name}, {args.new_tokens} new tokens, {bench.host_cpu()}")
+    print(bench.table(benchmark))
     if args.json:
-        text = json.dumps(bench.report(engine, args.model, results), indent=1)
+        text = json.dumps(bench.report(engine, model, benchmark, _bench_command(args, model)), indent=1)
         try:
             Path(args.json).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise RequestError(f"{args.json}: cannot be written ({error.strerror})") from None
     return 0
+
+
+def _bench_command(args: argparse.Namespace, model: str) -> str:
+    """The command that measures the same again."""
+    words = ["laneformer", "bench", args.what, model, "--backend", args.backend]
+    for option, sizes in (("--prompt-tokens", args.prompt_tokens), ("--context", args.context)):
+        words += [option, *map(str, sizes)] if sizes else []
+    return shlex.join([*words, "--new-tokens", str(args.new_tokens), "--runs", str(args.runs)])
 
 
 def _add_backend_argument(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""``laneformer export``, ``generate`` and ``bench`` as their arguments are typed."""
+"""``laneformer export`` and ``generate`` as their arguments are typed."""
 
 from __future__ import annotations
 
@@ -128,45 +128,3 @@ def test_prompts_that_cannot_be_read(
     plain = write_checkpoint(tmp_path / "plain", tiny_config(), byte_fallback_tokenizer())
     with pytest.raises(TokenizerError, match="no chat template"):
         run("generate", plain, "--chat", "--prompt", "a")
-
-
-def test_bench(
-    checkpoint_without_tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "result.json"
-    options = ["--prompt-tokens", 4, 8, "--new-tokens", 6, "--runs", 3, "--json", file, "--backend", "numpy"]
-    assert run("bench", "decode", checkpoint_without_tokenizer, *options) == 0
-    table = capsys.readouterr().out.splitlines()
-    assert "backend numpy" in table[0]
-    assert [line.split()[0] for line in table[2:]] == ["4", "8"]
-    result = json.loads(file.read_text())
-    assert {"date", "commit", "host_cpu", "packages", "config", "model", "python"} <= set(result)
-    assert result["packages"]["numpy"]
-    assert [entry["prompt_tokens"] for entry in result["results"]] == [4, 8]
-    for entry in result["results"]:
-        rates = [5 / raw["decode_seconds"] for raw in entry["raw"]]
-        assert len(rates) == 3
-        spread = entry["tokens_per_second"]
-        assert spread == pytest.approx({"median": sorted(rates)[1], "min": min(rates), "max": max(rates)})
-        bytes_per_second = spread["median"] * result["weight_bytes_per_token"]
-        assert entry["gigabytes_per_second"] == pytest.approx(bytes_per_second / 1e9)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--new-tokens", 1], "new-tokens must be at least 2"),
-        (["--runs", 0], "runs must be at least 1"),
-        (["--prompt-tokens", 0], "prompt-tokens 0 and new-tokens 64 must be positive"),
-        (["--prompt-tokens", 60, "--new-tokens", 5], "together fit the context of 64"),
-    ],
-)
-def test_bench_refuses(checkpoint_without_tokenizer: Path, options: list[object], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        run("bench", "decode", checkpoint_without_tokenizer, *options)
-
-
-def test_bench_says_where_it_cannot_write(checkpoint_without_tokenizer: Path, tmp_path: Path) -> None:
-    options = ["--prompt-tokens", 2, "--new-tokens", 2, "--runs", 1, "--json", tmp_path / "no" / "file"]
-    with pytest.raises(RequestError, match="file: cannot be written"):
-        run("bench", "decode", checkpoint_without_tokenizer, *options)
