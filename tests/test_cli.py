@@ -243,6 +243,17 @@ def test_doctor_reports_what_is_installed(capsys: pytest.CaptureFixture[str]) ->
     assert f"numpy {np.__version__}" in findings["engine (numpy)"]["detail"]
 
 
+@pytest.mark.parametrize(("compiler", "state"), [(sys.executable, "yes"), ("no-such-compiler", "no")])
+def test_doctor_looks_for_a_compiler(
+    compiler: str, state: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    assert main(["doctor", "--json"]) == 0
+    findings = {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["engine (cpu)"]["state"] == state
+    assert compiler in findings["engine (cpu)"]["detail"]
+
+
 def test_doctor_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

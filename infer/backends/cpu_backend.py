@@ -20,6 +20,7 @@ from infer.backends.cpu_compile import CHUNK, compiled_library
 from infer.backends.cpu_library import CRequest, CResult, CSampling, CTables, address, load_library
 from infer.backends.cpu_tables import (
     STORED,
+    check_context,
     head_norm_table,
     head_type_code,
     norm_table,
@@ -62,6 +63,7 @@ class CpuBackend:
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         self.config = config = weights.config
+        check_context(config)
         cores = _usable_cores()
         self.plan = make_plan(config, equal_shares(config, workers_per_lane or -(-cores // config.num_lanes)))
         self.threads = min(threads or cores, len(self.plan.workers))

@@ -9,6 +9,7 @@ import numpy as np
 from infer.plan import Op, Page, Plan, Scope
 from infer.tape import Tape
 from laneformer.config import LaneformerConfig, ResidualMode
+from laneformer.errors import ConfigError
 from laneformer.parameters import final_norm_name, norm_name
 from laneformer.rope import rotation_table
 from laneformer.tensors import bfloat16_to_float32
@@ -16,6 +17,7 @@ from laneformer.tensors import bfloat16_to_float32
 MOST_WAITS = 3
 MOST_PAGES = 3
 COLUMN_GROUP = 32
+LONGEST_CONTEXT = 1 << 21  # positions: at a head size of 128 the rotary tables are 1 GB
 MODES = {ResidualMode.PRESENT: 0, ResidualMode.PAST: 1, ResidualMode.INDEPENDENT: 2, None: -1}
 STORED = {"float32": 0, "bfloat16": 1, "float16": 2}
 PAGE = np.dtype(
@@ -77,13 +79,22 @@ def norm_table(config: LaneformerConfig, tape: Tape) -> np.ndarray:
 
 def head_norm_table(config: LaneformerConfig, tape: Tape) -> np.ndarray | None:
     """Norm scales of queries and keys, float32 ``[layers, 2, head]``; None where the model has none."""
-    if not getattr(config, "qk_norm", False):
+    if not config.qk_norm:
         return None
     names = [
         [f"model.layers.{layer}.attention.{norm}.weight" for norm in ("q_norm", "k_norm")]
         for layer in range(config.num_hidden_layers)
     ]
     return np.stack([[stored_float32(tape, name) for name in pair] for pair in names])
+
+
+def check_context(config: LaneformerConfig) -> None:
+    """:class:`ConfigError` where rotary tables for the whole context would not be reasonable to hold."""
+    if config.max_position_embeddings > LONGEST_CONTEXT:
+        raise ConfigError(
+            f"max_position_embeddings ({config.max_position_embeddings}) exceeds the {LONGEST_CONTEXT} positions "
+            "of the cpu back end; lower it in config.json or choose the numpy back end"
+        )
 
 
 def rotation_tables(config: LaneformerConfig) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ import pytest
 from infer.backends.cpu_backend import CpuBackend
 from infer.engine import Engine
 from infer.request import Request
-from laneformer.errors import LaneformerError
+from laneformer.errors import ConfigError, LaneformerError
 from tests.tiny_models import RandomWeights, tiny_config
 
 LONG = Request((1, 2, 3), max_new_tokens=100_000)
@@ -174,3 +174,9 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 
 def test_bandwidth_is_measured() -> None:
     assert CpuBackend(weights()).read_bandwidth(megabytes=20, rounds=2) > 1e8
+
+
+def test_context_beyond_all_reason_is_refused() -> None:
+    weights = RandomWeights(tiny_config(max_position_embeddings=10**12))
+    with pytest.raises(ConfigError, match="exceeds the 2097152 positions of the cpu back end"):
+        CpuBackend(weights)
