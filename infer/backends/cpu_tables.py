@@ -92,8 +92,8 @@ def check_context(config: LaneformerConfig) -> None:
     """:class:`ConfigError` where rotary tables for the whole context would not be reasonable to hold."""
     if config.max_position_embeddings > LONGEST_CONTEXT:
         raise ConfigError(
-            f"max_position_embeddings ({config.max_position_embeddings}) exceeds the {LONGEST_CONTEXT} positions "
-            "of the cpu back end; lower it in config.json or choose the numpy back end"
+            f"max_position_embeddings ({config.max_position_embeddings}) exceeds the {LONGEST_CONTEXT} "
+            "positions of the cpu back end; lower it in config.json or choose the numpy back end"
         )
 
 
