@@ -12,6 +12,7 @@ wrong file is one clear error and never reaches a model.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,19 @@ def open_tensor_files(folder: Path) -> dict[str, TensorFile]:
                     f"{index_path}: {name} holds tensor {tensor}, which the index does not list there"
                 )
     return {tensor: files[name] for tensor, name in weight_map.items()}
+
+
+def split_into_shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
+    """Names of tensors by file, in order; ``sizes`` in bytes.  One above ``max_bytes`` gets its own file."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for name, tensor_bytes in sizes.items():
+        if shards[-1] and size + tensor_bytes > max_bytes:
+            shards.append([])
+            size = 0
+        shards[-1].append(name)
+        size += tensor_bytes
+    return shards
 
 
 def _drop_tied_copy(config: LaneformerConfig, file_of: dict[str, TensorFile]) -> None:

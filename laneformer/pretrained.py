@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from laneformer.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint
+from laneformer.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, split_into_shards
 from laneformer.errors import CheckpointError
 from laneformer.parameters import parameter_shapes
 
@@ -67,7 +67,9 @@ def save_model(model: LaneformerForCausalLM, folder: str | Path, max_shard_bytes
         raise CheckpointError(
             f"{folder}: weights of {common} are not stored; cast the model to torch.float32"
         )
-    shards = _split(tensors, max_shard_bytes)
+    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    split = split_into_shards(sizes, max_shard_bytes)
+    shards = [{name: tensors[name] for name in shard} for shard in split]
     weight_map: dict[str, str] = {}
     if len(shards) == 1:
         _replace(folder / SINGLE_FILE, lambda path: save_file(shards[0], path, metadata={"format": "pt"}))
@@ -77,8 +79,8 @@ def save_model(model: LaneformerForCausalLM, folder: str | Path, max_shard_bytes
             file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
             _save_shard(folder / file_name, shard)
             weight_map |= dict.fromkeys(shard, file_name)
-        total = sum(tensor.nbytes for tensor in tensors.values())
-        write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        write_json(folder / INDEX_FILE, index)
         (folder / SINGLE_FILE).unlink(missing_ok=True)
     for path in folder.iterdir():  # shards of what was saved here before
         if SHARD_FILE.fullmatch(path.name) and path.name not in weight_map.values():
@@ -102,16 +104,3 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.partial")
     write(temporary)
     os.replace(temporary, path)
-
-
-def _split(tensors: dict[str, torch.Tensor], max_bytes: int) -> list[dict[str, torch.Tensor]]:
-    """Greedy split in order; a tensor larger than ``max_bytes`` gets a file of its own."""
-    shards: list[dict[str, torch.Tensor]] = [{}]
-    size = 0
-    for name, tensor in tensors.items():
-        if shards[-1] and size + tensor.nbytes > max_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    return shards

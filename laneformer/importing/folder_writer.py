@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from laneformer.checkpoint import INDEX_FILE, SINGLE_FILE
+from laneformer.checkpoint import INDEX_FILE, SINGLE_FILE, split_into_shards
 from laneformer.errors import CheckpointError
 from laneformer.tensors import FLOAT_TYPES
 
@@ -83,7 +83,8 @@ def write_tensors(
 
     ``bits_of`` gives one tensor at a time, of that shape and type (bfloat16 as uint16).
     """
-    shards = _split(layout, max_shard_bytes)
+    split = split_into_shards({name: tensor.size for name, tensor in layout.items()}, max_shard_bytes)
+    shards = [{name: layout[name] for name in shard} for shard in split]
     if len(shards) == 1:
         _write_shard(folder / SINGLE_FILE, shards[0], bits_of)
         return
@@ -95,19 +96,6 @@ def write_tensors(
     total = sum(tensor.size for tensor in layout.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     write_file(folder / INDEX_FILE, (json.dumps(index, indent=1) + "\n").encode())
-
-
-def _split(layout: Mapping[str, TensorLayout], max_bytes: int) -> list[dict[str, TensorLayout]]:
-    """Greedy split in order; a tensor larger than ``max_bytes`` gets a file of its own."""
-    shards: list[dict[str, TensorLayout]] = [{}]
-    size = 0
-    for name, tensor in layout.items():
-        if shards[-1] and size + tensor.size > max_bytes:
-            shards.append({})
-            size = 0
-        shards[-1][name] = tensor
-        size += tensor.size
-    return shards
 
 
 def _write_shard(path: Path, shard: Mapping[str, TensorLayout], bits_of: Callable[[str], np.ndarray]) -> None:
