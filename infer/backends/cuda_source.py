@@ -1,0 +1,87 @@
+"""The header ``model.cuh`` with which ``kernels/cuda`` is compiled: the model and its workers as constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infer.plan.phases import sends
+from laneformer.config import LaneformerConfig, Module
+
+HEAD_TYPES = {"replicate": "REPLICATE", "lane": "LANE", "vocab_parallel": "VOCAB_PARALLEL"}
+TILE = 16
+SHARED_BYTES = 232_448  # of one block on compute capability 9.0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel is compiled for, beside the model."""
+
+    workers_per_lane: int
+    context: int  # positions that the cache has room for
+    splits: int
+    chunk: int = 32
+    in_flight_bytes: int = 72 * 1024
+    checksums: bool = False
+    float16: bool = False
+    shared_bytes: int = SHARED_BYTES
+
+
+def split_count(config: LaneformerConfig) -> int:
+    """Tasks per key head into which positions are split, a power of two.
+
+    It depends on the model alone, so that sums, and tokens, do not depend on the number of workers: as many as keep
+    128 workers busy, at most 32.
+    """
+    return 1 << (min(32, max(1, 128 // config.num_key_value_heads)).bit_length() - 1)
+
+
+def model_header(config: LaneformerConfig, kernel: Kernel) -> str:
+    """The text of ``model.cuh``."""
+    layers, lanes = config.num_hidden_layers, config.num_lanes
+    modules: tuple[Module, Module] = ("attention", "feed_forward")
+    modes = [[config.residual_mode(layer, module).name for layer in range(layers)] for module in modules]
+    sent = [[sends(config, layer, module) for layer in range(layers)] for module in modules]
+    windows = [config.window(layer) or 0 for layer in range(layers)]
+    full, sliding = cache_slots(config, kernel)
+    head_type = "LANES_SUMMED" if config.pre_norm_lane_agg else HEAD_TYPES[config.lm_head_type]
+    constants = {
+        "LANES": lanes,
+        "LAYERS": layers,
+        "WORKERS": kernel.workers_per_lane,
+        "HIDDEN": config.hidden_size,
+        "QUERY_HEADS": config.num_attention_heads // lanes,
+        "KEY_HEADS": config.num_key_value_heads // lanes,
+        "HEAD_SIZE": config.head_size,
+        "UNITS": config.intermediate_size // lanes,
+        "VOCABULARY": config.vocab_size,
+        "DELAY": config.broadcast_delay,
+        "SPLITS": kernel.splits,
+        "FULL_SLOTS": full,
+        "SLIDING_SLOTS": sliding,
+        "CHUNK": kernel.chunk,
+        "IN_FLIGHT_BYTES": kernel.in_flight_bytes,
+        "SHARED_BYTES": kernel.shared_bytes,
+    }
+    lines = [f"#define LANEFORMER_FLOAT16 {int(kernel.float16)}", "namespace laneformer {"]
+    lines += ["enum class HeadType { REPLICATE, LANE, VOCAB_PARALLEL, LANES_SUMMED };"]
+    lines += ["enum class Mode : signed char { PRESENT, PAST, INDEPENDENT };"]
+    lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
+    lines += [f"constexpr HeadType HEAD_TYPE = HeadType::{head_type};"]
+    lines += [f"constexpr bool QUERY_KEY_NORM = {str(config.qk_norm).lower()};"]
+    lines += [f"constexpr bool CHECKSUMS = {str(kernel.checksums).lower()};"]
+    rows = ", ".join("{" + ", ".join(f"Mode::{mode}" for mode in row) + "}" for row in modes)
+    lines += [f"__constant__ const Mode MODE[2][LAYERS] = {{{rows}}};"]
+    rows = ", ".join("{" + ", ".join(str(value).lower() for value in row) + "}" for row in sent)
+    lines += [f"__constant__ const bool SENDS[2][LAYERS] = {{{rows}}};"]
+    lines += [f"__constant__ const int WINDOW[LAYERS] = {{{', '.join(map(str, windows))}}};"]
+    return "\n".join([*lines, "}  // namespace laneformer", ""])
+
+
+def cache_slots(config: LaneformerConfig, kernel: Kernel) -> tuple[int, int]:
+    """Blocks of 16 positions per task, in a layer that sees everything and in a sliding one."""
+    full = -(-(-(-kernel.context // TILE)) // kernel.splits)
+    if config.sliding_window is None:
+        return full, full
+    # A window and a chunk of a prompt, wherever they begin in a block.
+    blocks = -(-(config.sliding_window + kernel.chunk) // TILE) + 1
+    return full, min(full, -(-blocks // kernel.splits) + 1)

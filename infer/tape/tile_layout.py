@@ -1,0 +1,59 @@
+"""How weights lie in a tape for tensor cores; ``kernels/cuda/shape.cuh`` reads by the same rules.
+
+A tile is 16 rows by 16 columns, 512 bytes.  Thread ``4 r + c`` of a warp takes 16 bytes of it in one load:
+columns ``4 c`` to ``4 c + 3`` of rows ``r`` and ``r + 8``, in the order of a left operand of m16n8k16.  A worker has
+whole tiles of rows.  Its rows of one matrix come in blocks of at most 12 tiles; a block is stored column by
+column of tiles, so that a kernel reads inputs once and keeps the sums of all rows of the block in registers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+TILE = 16
+BLOCK_TILES = 12
+COLUMN_MULTIPLE = 64  # four classes of columns, whose sums are kept apart: see multiply() in worker.cuh
+GATE_ROWS = 8  # a tile of the feed-forward inputs: eight rows of the gate and the same eight of the other matrix
+
+
+def tile_share(tiles: int, workers: int, worker: int) -> range:
+    """Tiles of ``worker`` where ``workers`` share ``tiles``."""
+    return range(tiles * worker // workers, tiles * (worker + 1) // workers)
+
+
+def block_count(tiles: int, workers: int) -> int:
+    """Blocks in which every worker has its rows, set by the worker that has most."""
+    return -(-(-(-tiles // workers)) // BLOCK_TILES)
+
+
+def pack_tiles(rows: np.ndarray, blocks: int) -> np.ndarray:
+    """Lay ``[rows, columns]`` of 16-bit numbers, both padded, out as a worker's run of one matrix; flat."""
+    tiles, steps = rows.shape[0] // TILE, rows.shape[1] // TILE
+    # [tile, half, row, step, column, pair, one] -> [step, tile, row, column, pair, half, one]
+    split = rows.reshape(tiles, 2, TILE // 2, steps, 4, 2, 2).transpose(3, 0, 2, 4, 5, 1, 6)
+    bounds = [tiles * block // blocks for block in range(blocks + 1)]
+    parts = [split[:, start:stop].reshape(-1) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return np.concatenate(parts)
+
+
+def unpack_tiles(run: np.ndarray, rows: int, columns: int, blocks: int) -> np.ndarray:
+    """The padded ``[rows, columns]`` that :func:`pack_tiles` laid out."""
+    tiles, steps = rows // TILE, columns // TILE
+    found = np.empty((tiles, 2, TILE // 2, steps, 4, 2, 2), run.dtype)
+    bounds = [tiles * block // blocks for block in range(blocks + 1)]
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        count = (stop - start) * TILE * columns
+        part = run[start * TILE * columns : start * TILE * columns + count]
+        part = part.reshape(steps, stop - start, TILE // 2, 4, 2, 2, 2)
+        found[start:stop] = part.transpose(1, 5, 2, 0, 3, 4, 6)
+    return found.reshape(rows, columns)
+
+
+def padded(values: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """``values`` with zeros below and to the right."""
+    return np.pad(values, ((0, rows - values.shape[0]), (0, columns - values.shape[1])))
+
+
+def round_up(count: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-count // multiple) * multiple

@@ -1,0 +1,289 @@
+// Attention of one token, split over positions, and the merging of the splits.
+//
+// A task is one key head and one of its SPLITS: every SPLITS-th block of 16 positions.  Blocks come through the ring like
+// weights; the token's own key and value, which memory has not yet when the loader reads it, are put in their place in
+// registers.  Each warp takes every eighth block of the task with a softmax of its own; partial results are merged in
+// a fixed order, so that nothing depends on the number of workers.
+//
+// Scores: rows 0-7 of the product are the query heads that share the key head, rows 8-15 the lower parts of the same
+// queries; columns are positions.  A thread's scores are at once its part of the left matrix of the second product, weights
+// by position times values.
+#pragma once
+
+#include "worker.cuh"
+
+namespace laneformer {
+
+constexpr float NEVER = -0x1p100f;  // a score below all others, and still a number, which a packet carries unchanged
+
+struct Attention {
+    Worker& w;
+    const int position;
+
+    // The four values of this thread turned by its two angles.
+    __device__ float4 turned(float4 v) const {
+        const float4 a = __ldg(reinterpret_cast<const float4*>(w.request.rotation) +
+                               static_cast<long long>(position) * HEAD_GROUPS + w.in_warp);
+        return make_float4(fmaf(v.x, a.x, -v.y * a.y), fmaf(v.y, a.x, v.x * a.y), fmaf(v.z, a.z, -v.w * a.w),
+                           fmaf(v.w, a.z, v.z * a.w));
+    }
+    __device__ float4 normed(float4 v, int which) const {  // over the head, which lies in one warp
+        if constexpr (!QUERY_KEY_NORM) return v;
+        const bool inside = w.in_warp < HEAD_GROUPS;
+        const float squares = warp_sum(inside ? sum_of_squares(v) : 0.0f);
+        const float factor = rsqrtf(squares / HEAD_SIZE + w.request.norm_epsilon);
+        if (!inside) return v;
+        const float* scale = w.request.head_norms + (w.layer * 2 + which) * HEAD_ROWS;
+        return times(times(v, factor), __ldg(reinterpret_cast<const float4*>(scale) + w.in_warp));
+    }
+
+    // Queries of the task's head, and for the task that has the token's block its key and value: one head per warp.
+    __device__ void take_projected(int task) {
+        w.look_round();
+        const int key_head = task / SPLITS;
+        const bool owner = position / TILE % SPLITS == task % SPLITS;
+        const Packet* from = w.packets(PROJECTED_AT) + static_cast<long long>(w.lane) * PROJECTED_TILES * (TILE / GROUP);
+        for (int item = w.warp; item < QUERIES_PER_KEY + (owner ? 2 : 0); item += MATH_WARPS) {
+            const bool is_key = item == QUERIES_PER_KEY, is_value = item == QUERIES_PER_KEY + 1;
+            const int head = is_key     ? QUERY_HEADS + key_head
+                             : is_value ? QUERY_HEADS + KEY_HEADS + key_head
+                                        : key_head * QUERIES_PER_KEY + item;
+            const bool inside = w.in_warp < HEAD_GROUPS;
+            Packet found[1];
+            receive(found, [&](int) { return inside ? from + head * HEAD_GROUPS + w.in_warp : nullptr; }, w.epoch(),
+                    w.patience(AT_PROJECTED));
+            float4 v = inside ? opened(found[0]) : make_float4(0, 0, 0, 0);
+            if (!is_value) v = normed(v, is_key);
+            if (!inside) continue;
+            if (!is_value) v = turned(v);
+            if (is_key) {
+                const uint2 bits = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
+                reinterpret_cast<uint2*>(w.shared.key)[w.in_warp] = bits;
+                keep_key(task, bits);
+            } else if (is_value) {
+                const uint2 bits = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
+                reinterpret_cast<uint2*>(w.shared.value)[w.in_warp] = bits;
+                keep_value(task, bits);
+            } else {
+                // 1.4427 is log2(e): exp(x) is exp2f(1.4427 x).
+                v = times(v, 1.44269504f * rsqrtf(static_cast<float>(HEAD_SIZE)));
+                const uint2 high = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
+                const float2 a = widened_pair(high.x), b = widened_pair(high.y);
+                reinterpret_cast<uint2*>(w.shared.queries[0][item])[w.in_warp] = high;
+                reinterpret_cast<uint2*>(w.shared.queries[1][item])[w.in_warp] =
+                    make_uint2(narrowed(v.x - a.x, v.y - a.y), narrowed(v.z - b.x, v.w - b.y));
+            }
+        }
+        math_barrier();
+    }
+    __device__ unsigned char* own_block(int task) const {
+        const int slots = cache_slots(w.layer);
+        return w.request.cache + cache_address(w.request, w.layer, w.lane, task, position / TILE / SPLITS, slots);
+    }
+    // Keys: thread 4 g + c of a tile has of positions g and g + 8 elements 4 c to 4 c + 3.
+    __device__ void keep_key(int task, uint2 bits) const {
+        const int p = position % TILE, tile = w.in_warp / 4, column = w.in_warp % 4;
+        *reinterpret_cast<uint2*>(own_block(task) + tile * TILE_BYTES + (p % 8 * 4 + column) * 16 + p / 8 * 8) = bits;
+        asm volatile("fence.proxy.async.global;" ::: "memory");
+    }
+    // Values: thread 4 g + c has of elements g and g + 8 positions 2 c, 2 c + 1, 2 c + 8, 2 c + 9.
+    __device__ void keep_value(int task, uint2 bits) const {
+        const int p = position % TILE, place = p / 8 * 2 + p % 2;
+        unsigned char* block = own_block(task) + HEAD_TILES * TILE_BYTES;
+        const unsigned four[2] = {bits.x, bits.y};
+#pragma unroll
+        for (int i = 0; i < GROUP; ++i) {
+            const int element = w.in_warp * GROUP + i;
+            auto* at = reinterpret_cast<unsigned short*>(block + element / TILE * TILE_BYTES +
+                                                         (element % 8 * 4 + p % 8 / 2) * 16 + element % TILE / 8 * 8) + place;
+            *at = static_cast<unsigned short>(four[i / 2] >> i % 2 * 16);
+        }
+        asm volatile("fence.proxy.async.global;" ::: "memory");
+    }
+
+    __device__ void run_task(int task) {
+        take_projected(task);
+        w.look_round();
+        const int row = w.in_warp / 4, column = w.in_warp % 4, split = task % SPLITS;
+        unsigned queries[HEAD_TILES][4];
+#pragma unroll
+        for (int step = 0; step < HEAD_TILES; ++step) {
+            uint2 high = make_uint2(0, 0), low = high;
+            if (row < QUERIES_PER_KEY) {
+                high = reinterpret_cast<const uint2*>(w.shared.queries[0][row])[step * 4 + column];
+                low = reinterpret_cast<const uint2*>(w.shared.queries[1][row])[step * 4 + column];
+            }
+            queries[step][0] = high.x, queries[step][1] = low.x, queries[step][2] = high.y, queries[step][3] = low.y;
+        }
+        float mixed[2 * HEAD_TILES][4] = {};
+        float most = NEVER, total = 0;
+        const int slots = cache_slots(w.layer);
+        const Span span = visible_blocks(w.layer, split, position, position);
+        for (int start = span.from, count; start <= span.to; start += count) {
+            count = blocks_in_page(start, span.to, slots);
+            const unsigned char* page = w.wait_page();
+            for (int each = 0; each < count; ++each)
+                if ((start + each) % MATH_WARPS == w.warp)
+                    block(page + each * CACHE_BLOCK_BYTES, (start + each) * SPLITS + split, queries, mixed, most, total);
+            w.release_page();
+        }
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        if (row < QUERIES_PER_KEY) {
+            if (column == 0) {
+                w.shared.part_most[w.warp][row] = most;
+                w.shared.part_total[w.warp][row] = total;
+            }
+            auto* to = reinterpret_cast<float*>(w.shared.part_mixed[w.warp][row]);
+#pragma unroll
+            for (int tile = 0; tile < 2 * HEAD_TILES; ++tile) {
+                const int element = tile * 8 + column * 2;
+                if (element < HEAD_ROWS) {
+                    to[element] = mixed[tile][0] + mixed[tile][2];
+                    to[element + 1] = mixed[tile][1] + mixed[tile][3];
+                }
+            }
+        }
+        math_barrier();
+        publish_task(task);
+    }
+
+    // Block `index` of 16 positions of the whole context.
+    __device__ void block(const unsigned char* keys, int index, const unsigned (&queries)[HEAD_TILES][4],
+                          float (&mixed)[2 * HEAD_TILES][4], float& most, float& total) {
+        const int row = w.in_warp / 4, column = w.in_warp % 4, p = position % TILE;
+        const bool newest = index == position / TILE;
+        float scores[2][4] = {};
+#pragma unroll
+        for (int step = 0; step < HEAD_TILES; ++step) {
+            uint4 k = *reinterpret_cast<const uint4*>(keys + step * TILE_BYTES + w.in_warp * 16);
+            if (newest && row == p % 8) {
+                const uint2 own = reinterpret_cast<const uint2*>(w.shared.key)[step * 4 + column];
+                if (p < 8) k.x = own.x, k.y = own.y;
+                else k.z = own.x, k.w = own.y;
+            }
+            tensor_product(scores[0], queries[step][0], queries[step][1], queries[step][2], queries[step][3], k.x, k.y);
+            tensor_product(scores[1], queries[step][0], queries[step][1], queries[step][2], queries[step][3], k.z, k.w);
+        }
+        const int window = WINDOW[w.layer], oldest = window && position >= window ? position - window + 1 : 0;
+        float weight[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = index * TILE + i / 2 * 8 + column * 2 + i % 2;
+            weight[i] = at >= oldest && at <= position ? scores[i / 2][i % 2] + scores[i / 2][i % 2 + 2] : NEVER;
+        }
+        float top = fmaxf(fmaxf(weight[0], weight[1]), fmaxf(weight[2], weight[3]));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(fmaxf(top, __shfl_xor_sync(~0u, top, 2)), most);
+        const float shrink = exp2f(most - top);
+        most = top;
+        // A block always has a position in sight, so `top` is a score and positions out of sight get exactly 0.
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weight[i] = exp2f(weight[i] - top);
+        total = total * shrink + ((weight[0] + weight[1]) + (weight[2] + weight[3]));
+        const unsigned early = narrowed(weight[0], weight[1]), late = narrowed(weight[2], weight[3]);
+        const float2 a = widened_pair(early), b = widened_pair(late);
+        const unsigned early_rest = narrowed(weight[0] - a.x, weight[1] - a.y);
+        const unsigned late_rest = narrowed(weight[2] - b.x, weight[3] - b.y);
+        const unsigned char* values = keys + HEAD_TILES * TILE_BYTES;
+#pragma unroll
+        for (int tile = 0; tile < HEAD_TILES; ++tile) {
+            uint4 v = *reinterpret_cast<const uint4*>(values + tile * TILE_BYTES + w.in_warp * 16);
+            if (newest && column == p % 8 / 2) {
+                const unsigned low = w.shared.value[tile * TILE + row], high = w.shared.value[tile * TILE + row + 8];
+                const auto placed = [&](unsigned word, unsigned own) {
+                    return p % 2 ? (word & 0x0000ffffu) | own << 16 : (word & 0xffff0000u) | own;
+                };
+                if (p < 8) v.x = placed(v.x, low), v.z = placed(v.z, high);
+                else v.y = placed(v.y, low), v.w = placed(v.w, high);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                float(&sums)[4] = mixed[2 * tile + half];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) sums[i] *= shrink;
+                tensor_product(sums, early, early_rest, late, late_rest, half ? v.z : v.x, half ? v.w : v.y);
+            }
+        }
+    }
+
+    __device__ Packet* task_packets(int task) const {
+        return w.packets(MIXED_AT) + (static_cast<long long>(w.lane) * TASKS + task) * TASK_PACKETS;
+    }
+    // The eight warps' results as one: per query head HEAD_GROUPS packets of sums, and one of maximum and total weight.
+    __device__ void publish_task(int task) {
+        w.look_round();
+        for (int item = w.thread; item < TASK_PACKETS; item += MATH_THREADS) {
+            const int query = item / (HEAD_GROUPS + 1), group = item % (HEAD_GROUPS + 1);
+            float most = NEVER;
+#pragma unroll
+            for (int each = 0; each < MATH_WARPS; ++each) most = fmaxf(most, w.shared.part_most[each][query]);
+            most = rounded(most);  // as the readers will see it: weights are relative to it
+            float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+            for (int each = 0; each < MATH_WARPS; ++each) {
+                const float factor = exp2f(w.shared.part_most[each][query] - most);
+                if (group < HEAD_GROUPS)
+                    sum = plus(sum, times(w.shared.part_mixed[each][query][group], factor));
+                else
+                    sum.y += w.shared.part_total[each][query] * factor;
+            }
+            if (group == HEAD_GROUPS) sum.x = most;
+            put(task_packets(task) + item, sum, w.epoch());
+        }
+    }
+
+    // Results of all tasks of the lane become inputs of the output projection.
+    __device__ void merge() {
+        w.look_round();
+        constexpr int GROUPS = MIXED / GROUP;
+        constexpr int ROOM = larger(MATH_THREADS / GROUPS, 1);
+        constexpr int SHARED_BY = smaller(SPLITS, ROOM >= 32 ? 32 : ROOM >= 16 ? 16 : ROOM >= 8 ? 8 : ROOM >= 4 ? 4 : ROOM >= 2 ? 2 : 1);
+        constexpr int EACH = SPLITS / SHARED_BY, AT_ONCE = smaller(EACH, 4);
+#pragma unroll 1
+        for (int start = 0; start < GROUPS * SHARED_BY; start += MATH_THREADS) {
+            const int item = start + w.thread, group = item / SHARED_BY, sub = item % SHARED_BY;
+            const bool inside = group < GROUPS;
+            const int head = group / HEAD_GROUPS, key_head = head / QUERIES_PER_KEY;
+            const long long offset = head % QUERIES_PER_KEY * (HEAD_GROUPS + 1);
+            float most = NEVER, total = 0;
+            float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+            for (int first = 0; first < EACH; first += AT_ONCE) {
+                Packet found[2 * AT_ONCE];
+                receive(
+                    found,
+                    [&](int i) -> const Packet* {
+                        if (!inside) return nullptr;
+                        const int task = key_head * SPLITS + sub * EACH + first + i / 2;
+                        return task_packets(task) + offset + (i % 2 ? HEAD_GROUPS : group % HEAD_GROUPS);
+                    },
+                    w.epoch(), w.patience(AT_MIXED));
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i)
+                    if (inside) {
+                        const float4 side = opened(found[2 * i + 1]);
+                        join(most, total, sum, side.x, side.y, opened(found[2 * i]));
+                    }
+            }
+#pragma unroll
+            for (int apart = 1; apart < SHARED_BY; apart *= 2) {
+                const float other_most = __shfl_xor_sync(~0u, most, apart), other_total = __shfl_xor_sync(~0u, total, apart);
+                const float4 other = make_float4(__shfl_xor_sync(~0u, sum.x, apart), __shfl_xor_sync(~0u, sum.y, apart),
+                                                 __shfl_xor_sync(~0u, sum.z, apart), __shfl_xor_sync(~0u, sum.w, apart));
+                join(most, total, sum, other_most, other_total, other);
+            }
+            if (inside && sub == 0) w.store_inputs(group, times(sum, 1.0f / total));
+        }
+        w.pad_inputs<MIXED>();
+        math_barrier();
+    }
+    __device__ static void join(float& most, float& total, float4& sum, float other_most, float other_total, float4 other) {
+        const float top = fmaxf(most, other_most), mine = exp2f(most - top), theirs = exp2f(other_most - top);
+        total = total * mine + other_total * theirs;
+        sum = plus(times(sum, mine), times(other, theirs));
+        most = top;
+    }
+};
+
+}  // namespace laneformer

@@ -1,0 +1,98 @@
+// Shapes and the geometry of the tape, all known to the compiler.  infer/backends/cuda_source.py writes model.cuh
+// (the model, workers and limits of this device) and infer/tape/tile_layout.py packs by the same rules.
+//
+// A tile is 16 rows by 16 columns of a matrix, 512 bytes in the order in which the tensor cores want them.  A worker
+// has whole tiles of rows of each matrix.  A page is all of its rows, or a block of at most 12 tiles of them, times a
+// run of columns: so a phase reads its inputs once, front to back, and keeps its sums in registers.
+#pragma once
+
+#include "model.cuh"
+
+namespace laneformer {
+
+__host__ __device__ constexpr int round_up(int count, int multiple) { return (count + multiple - 1) / multiple * multiple; }
+__host__ __device__ constexpr int divide_up(int count, int parts) { return (count + parts - 1) / parts; }
+__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+constexpr int WARP = 32;
+constexpr int MATH_WARPS = 8;
+constexpr int MATH_THREADS = MATH_WARPS * WARP;
+constexpr int THREADS = MATH_THREADS + WARP;  // and one warp that loads
+
+constexpr int TILE = 16;
+constexpr int TILE_BYTES = TILE * TILE * 2;
+constexpr int GROUP = 4;        // values of a packet
+constexpr int CLASSES = 4;      // a row's products are summed in four classes, by (column / 16) % 4
+constexpr int BLOCK_TILES = 12;
+constexpr int PAGE_BYTES = 24576;
+
+constexpr int HEAD_ROWS = round_up(HEAD_SIZE, GROUP);  // rows of one head in the tape; the rest are zero
+constexpr int HEAD_GROUPS = HEAD_ROWS / GROUP;
+constexpr int HEAD_TILES = divide_up(HEAD_SIZE, TILE);
+constexpr int QUERIES_PER_KEY = QUERY_HEADS / KEY_HEADS;
+constexpr int MIXED = QUERY_HEADS * HEAD_ROWS;  // inputs of the output projection
+constexpr int HIDDEN_GROUPS = HIDDEN / GROUP;
+constexpr int HIDDEN_TILES = divide_up(HIDDEN, TILE);
+constexpr int UNIT_TILES = divide_up(UNITS, TILE / 2);  // eight rows of w1 and the same eight of w3
+constexpr int UNIT_GROUPS = UNIT_TILES * 2;
+constexpr int PROJECTED_TILES = divide_up((QUERY_HEADS + 2 * KEY_HEADS) * HEAD_ROWS, TILE);
+constexpr int ALL_WORKERS = LANES * WORKERS;
+
+__host__ __device__ constexpr int columns_padded(int columns) { return round_up(columns, CLASSES * TILE); }
+
+__host__ __device__ constexpr int page_steps(int steps, int tiles) {
+    int best = CLASSES;
+    for (int candidate = CLASSES; candidate <= steps; candidate += CLASSES)
+        if (steps % candidate == 0 && candidate * tiles * TILE_BYTES <= PAGE_BYTES) best = candidate;
+    return best;
+}
+
+// One matrix as the workers of a lane, or of all lanes, share it.
+template <int COLUMNS_, int TILES_, int WORKERS_>
+struct Matrix {
+    static constexpr int COLUMNS = COLUMNS_;
+    static constexpr int STEPS = columns_padded(COLUMNS) / TILE;  // of 16 columns
+    static constexpr int MOST_TILES = divide_up(TILES_, WORKERS_);
+    static constexpr int BLOCKS = divide_up(MOST_TILES, BLOCK_TILES);
+    static constexpr int MOST_BLOCK_TILES = divide_up(MOST_TILES, BLOCKS);
+    static constexpr int STEPS_PER_PAGE = page_steps(STEPS, MOST_BLOCK_TILES);
+    static constexpr int PAGES_PER_BLOCK = STEPS / STEPS_PER_PAGE;
+    static constexpr int LARGEST_PAGE = MOST_BLOCK_TILES * STEPS_PER_PAGE * TILE_BYTES;
+
+    __device__ static int first_tile(int worker) { return TILES_ * worker / WORKERS_; }
+    __device__ static int tiles(int worker) { return first_tile(worker + 1) - first_tile(worker); }
+    __device__ static int block_start(int tiles, int block) { return tiles * block / BLOCKS; }
+};
+
+using Project = Matrix<HIDDEN, PROJECTED_TILES, WORKERS>;
+using Output = Matrix<MIXED, HIDDEN_TILES, WORKERS>;
+using GateUp = Matrix<HIDDEN, UNIT_TILES, WORKERS>;
+using Down = Matrix<UNITS, HIDDEN_TILES, WORKERS>;
+constexpr bool SLICED_HEAD = HEAD_TYPE == HeadType::VOCAB_PARALLEL;
+constexpr int HEAD_COLUMNS = HEAD_TYPE == HeadType::LANE ? LANES * HIDDEN : HIDDEN;
+constexpr int HEAD_SLICE = SLICED_HEAD ? VOCABULARY / LANES : VOCABULARY;
+using Head = Matrix<HEAD_COLUMNS, divide_up(HEAD_SLICE, TILE), SLICED_HEAD ? WORKERS : ALL_WORKERS>;
+
+// Keys and values: blocks of 16 positions of one key head, keys then values, each in tiles.
+constexpr int CACHE_BLOCK_BYTES = 2 * HEAD_TILES * TILE_BYTES;
+constexpr int CACHE_BLOCKS_PER_PAGE = PAGE_BYTES / CACHE_BLOCK_BYTES;
+// Positions are shared out in blocks to SPLITS tasks per key head, whatever the number of workers, so that sums do
+// not depend on it.
+constexpr int TASKS = KEY_HEADS * SPLITS;
+constexpr int TASK_PACKETS = QUERIES_PER_KEY * (HEAD_GROUPS + 1);  // per query head its sums, and maximum and total
+__device__ inline int first_task(int worker) { return TASKS * worker / WORKERS; }
+
+constexpr int STAGE_BYTES =
+    larger(larger(larger(Project::LARGEST_PAGE, Output::LARGEST_PAGE), larger(GateUp::LARGEST_PAGE, Down::LARGEST_PAGE)),
+           larger(Head::LARGEST_PAGE, CACHE_BLOCKS_PER_PAGE * CACHE_BLOCK_BYTES));
+
+constexpr int MOST_COLUMNS = larger(larger(columns_padded(HIDDEN), columns_padded(MIXED)),
+                                    larger(columns_padded(UNITS), columns_padded(HEAD_COLUMNS)));
+constexpr int PARTS = 3;  // an input is the sum of three 16-bit numbers, which are three columns of a product
+constexpr int PART_STRIDE = MOST_COLUMNS + 16;  // 32 bytes more: the three parts lie in different banks
+
+static_assert(HIDDEN % GROUP == 0 && HEAD_SIZE % 2 == 0 && HEAD_SIZE <= 128 && QUERIES_PER_KEY <= 8, "unsupported shape");
+static_assert(WORKERS <= HIDDEN_TILES && WORKERS <= UNIT_TILES, "a worker without rows of the residual stream");
+
+}  // namespace laneformer

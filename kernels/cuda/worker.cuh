@@ -1,0 +1,218 @@
+// What one worker, a block of threads on one SM, shares and knows; and the step from packets to inputs of a product.
+#pragma once
+
+#include "numbers.cuh"
+#include "ring.cuh"
+
+namespace laneformer {
+
+// Regions of the packet memory, in packets.  Lanes follow one another within a region.
+constexpr long long AT_ATTENTION = 0;  // residual stream after the attention module
+constexpr long long AT_FEED_FORWARD = AT_ATTENTION + 1ll * LANES * HIDDEN_GROUPS;
+constexpr long long PROJECTED_AT = AT_FEED_FORWARD + 1ll * LANES * HIDDEN_GROUPS;
+constexpr long long MIXED_AT = PROJECTED_AT + 1ll * LANES * PROJECTED_TILES * (TILE / GROUP);
+constexpr long long UNITS_AT = MIXED_AT + 1ll * LANES * TASKS * TASK_PACKETS;
+constexpr long long MAIL_AT = UNITS_AT + 1ll * LANES * UNIT_GROUPS;
+constexpr long long SQUARES_AT = MAIL_AT + (LANES > 1 ? 2ll * LAYERS * LANES * HIDDEN_GROUPS : 0);
+constexpr long long FINAL_AT = SQUARES_AT + 1ll * LANES * HIDDEN_TILES;
+constexpr long long TOKEN_AT = FINAL_AT + HEAD_COLUMNS / GROUP;
+constexpr long long CHOSEN_AT = TOKEN_AT + 2 * ALL_WORKERS;
+constexpr long long ALL_PACKETS = CHOSEN_AT + 1;
+
+constexpr int EPOCHS_PER_STEP = LAYERS + 2;
+
+// What the host hands over, by value.
+struct Request {
+    const unsigned char* tape;
+    const long long* run_offset;    // [2][ALL_WORKERS], bytes: where a worker's run begins, and its rows of the head
+    const unsigned short* embedding;  // [VOCABULARY][HIDDEN]; null where it is tied
+    const float* norms;             // [2 * LAYERS + 1][LANES][HIDDEN]: attention, feed-forward, ..., final
+    const float* head_norms;        // [LAYERS][2][HEAD_ROWS]: queries, keys; null where there is none
+    const float* rotation;          // [CONTEXT][HEAD_ROWS]: cosine and sine of each pair
+    unsigned char* cache;
+    const long long* cache_offset;  // [LAYERS], bytes
+    Packet* packets;
+    float* logits;                  // [VOCABULARY], of the last position
+    Control* control;
+    const int* prompt;
+    const int* stop_ids;
+    unsigned long long* tokens;     // host memory: token + 1 and log-probability in one word, in order
+    const unsigned* cancel;         // host memory
+    float* all_logits;              // [prompt][VOCABULARY], or null: a request for logits only
+    unsigned long long stall_nanoseconds;
+    unsigned first_epoch;
+    int prompt_count, limit, stop_count;
+    float norm_epsilon, repetition_penalty;
+};
+
+// Blocks of 16 positions that one task of a layer has room for.
+__device__ inline int cache_slots(int layer) { return WINDOW[layer] ? SLIDING_SLOTS : FULL_SLOTS; }
+
+// Blocks that a task reads for queries at `first` to `last`: the from-th to the to-th of its own, none where to < from.
+struct Span {
+    int from, to;
+};
+__device__ inline Span visible_blocks(int layer, int split, int first, int last) {
+    const int oldest = WINDOW[layer] && first >= WINDOW[layer] ? first - WINDOW[layer] + 1 : 0;
+    const int low = oldest / TILE, high = last / TILE;
+    return {low <= split ? 0 : divide_up(low - split, SPLITS), high < split ? -1 : (high - split) / SPLITS};
+}
+// How many of them, from `block` on, one page holds: a page does not go round the end of the ring.
+__device__ inline int blocks_in_page(int block, int to, int slots) {
+    return min(min(CACHE_BLOCKS_PER_PAGE, to - block + 1), slots - block % slots);
+}
+__device__ inline long long cache_address(const Request& request, int layer, int lane, int task, int block, int slots) {
+    return request.cache_offset[layer] +
+           ((static_cast<long long>(lane) * TASKS + task) * slots + block % slots) * CACHE_BLOCK_BYTES;
+}
+
+struct Worker {
+    const Request& request;
+    Shared& shared;
+    Ring ring;
+    Cursor cursor;
+    int index = 0, lane = 0, place = 0;  // among all workers; its lane; among the workers of the lane
+    int thread = 0, warp = 0, in_warp = 0;
+    int layer = 0;
+    unsigned step_epoch = 0;
+    unsigned long long deadline = 0;  // of the step
+
+    // Asks the hardware again who this is.  Otherwise the compiler works out hundreds of addresses before the first token
+    // and keeps them all, in memory for want of registers.
+    __device__ void look_round() {
+        asm volatile("mov.u32 %0, %ctaid.x;" : "=r"(index));
+        asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
+        lane = index / WORKERS, place = index % WORKERS;
+        warp = thread / WARP, in_warp = thread % WARP;
+    }
+
+    __device__ Patience patience(int where) const {
+        return Patience(request.control, deadline, waiting_place(index, layer, where));
+    }
+    __device__ unsigned epoch() const { return step_epoch + layer + 1; }
+    __device__ Packet* packets(long long region) const { return request.packets + region; }
+
+    __device__ const unsigned char* wait_page() {
+        if (!barrier_done(ring.full + cursor.stage, cursor.lap)) {
+            Patience patient = patience(AT_PAGE);
+            while (!barrier_done(ring.full + cursor.stage, cursor.lap) && patient.lasts()) {}
+        }
+        return ring.pages + static_cast<size_t>(cursor.stage) * STAGE_BYTES;
+    }
+    __device__ void release_page() {
+        __syncwarp();
+        if (in_warp == 0) barrier_arrive(ring.empty + cursor.stage);
+        cursor.advance();
+    }
+
+    // Four inputs, from column 4 * group on.
+    __device__ void store_inputs(int group, float4 v) {
+        unsigned short* at = shared.parts + group * GROUP;
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            const uint2 bits = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
+            *reinterpret_cast<uint2*>(at + part * PART_STRIDE) = bits;
+            const float2 low = widened_pair(bits.x), high = widened_pair(bits.y);
+            v = make_float4(v.x - low.x, v.y - low.y, v.z - high.x, v.w - high.y);
+        }
+    }
+    template <int COLUMNS>
+    __device__ void pad_inputs() {  // columns that the tape has and the vector has not
+        constexpr int from = divide_up(COLUMNS, GROUP), to = columns_padded(COLUMNS) / GROUP;
+        if constexpr (to > from)
+            for (int group = from + thread; group < to; group += MATH_THREADS) store_inputs(group, make_float4(0, 0, 0, 0));
+    }
+
+    // Packets of a vector become inputs.  With `scale`, inputs are scaled by it, element by element, and squares of the
+    // values are summed for an RMS norm, whose factor is common to all and is applied to the product: see norm_factor().
+    template <int COLUMNS>
+    __device__ void gather(const Packet* from, unsigned epoch, const float* scale, int where) {
+        constexpr int GROUPS = divide_up(COLUMNS, GROUP), EACH = divide_up(GROUPS, MATH_THREADS);
+        constexpr int AT_ONCE = smaller(EACH, 4);
+        look_round();
+        float squares = 0;
+#pragma unroll 1
+        for (int start = 0; start < EACH; start += AT_ONCE) {
+            float4 scales[AT_ONCE];
+            Packet found[AT_ONCE];
+            const auto group = [&](int i) { return thread + (start + i) * MATH_THREADS; };
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                scales[i] = scale != nullptr && group(i) < GROUPS ? __ldg(reinterpret_cast<const float4*>(scale) + group(i))
+                                                                   : make_float4(1, 1, 1, 1);
+            receive(found, [&](int i) { return group(i) < GROUPS ? from + group(i) : nullptr; }, epoch, patience(where));
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (group(i) < GROUPS) {
+                    const float4 values = opened(found[i]);
+                    squares += sum_of_squares(values);
+                    store_inputs(group(i), times(values, scales[i]));
+                }
+        }
+        pad_inputs<COLUMNS>();
+        if (scale != nullptr) sum_squares(squares);
+        math_barrier();
+    }
+    __device__ void sum_squares(float squares) {
+        squares = warp_sum(squares);
+        if (in_warp == 0) shared.squares[layer & 1][warp] = squares;
+    }
+    // 1 / root mean square of the vector gathered last with a scale.
+    __device__ float norm_factor() const {
+        float squares = 0;
+#pragma unroll
+        for (int each = 0; each < MATH_WARPS; ++each) squares += shared.squares[layer & 1][each];
+        return rsqrtf(squares / HIDDEN + request.norm_epsilon);
+    }
+
+    // All columns of a block of tiles of rows, page after page, times the inputs.  Warp w takes class w % 4 of the columns
+    // and every other tile from w / 4 on.  A row's sum ends up in shared.sums[parity], by class.
+    //
+    // In a tile, thread 4 r + c has of rows r and r + 8 the columns 4 c to 4 c + 3; the same four columns of part n of the
+    // inputs go to thread 4 n + c.
+    template <class M>
+    __device__ void multiply(int tiles, int parity) {
+        constexpr int MOST = divide_up(M::MOST_BLOCK_TILES, 2);
+        look_round();
+        const int row = in_warp / 4, column = in_warp % 4, klass = warp % CLASSES, first = warp / CLASSES;
+        float sums[MOST][4];
+#pragma unroll
+        for (int t = 0; t < MOST; ++t) sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0;
+        const unsigned short* inputs = shared.parts + row * PART_STRIDE + klass * TILE + column * GROUP;
+#pragma unroll 1
+        for (int page = 0; page < M::PAGES_PER_BLOCK; ++page) {
+            const unsigned char* weights = wait_page() + (klass * tiles + first) * TILE_BYTES + in_warp * 16;
+#pragma unroll 4
+            for (int step = 0; step < M::STEPS_PER_PAGE; step += CLASSES) {
+                uint2 b = make_uint2(0, 0);
+                if (row < PARTS) b = *reinterpret_cast<const uint2*>(inputs);
+                inputs += CLASSES * TILE;
+#pragma unroll
+                for (int t = 0; t < MOST; ++t)
+                    if (first + 2 * t < tiles) {
+                        const uint4 a = *reinterpret_cast<const uint4*>(weights + 2 * t * TILE_BYTES);
+                        tensor_product(sums[t], a.x, a.y, a.z, a.w, b.x, b.y);
+                    }
+                weights += CLASSES * tiles * TILE_BYTES;
+            }
+            release_page();
+        }
+#pragma unroll
+        for (int t = 0; t < MOST; ++t) {
+            // Columns 0 and 1 of the product are in thread 4 r, column 2 in the next.
+            const float low = __shfl_down_sync(~0u, sums[t][0], 1), high = __shfl_down_sync(~0u, sums[t][2], 1);
+            if (column == 0 && first + 2 * t < tiles) {
+                float* to = shared.sums[parity][klass] + (first + 2 * t) * TILE + row;
+                to[0] = sums[t][0] + sums[t][1] + low;
+                to[8] = sums[t][2] + sums[t][3] + high;
+            }
+        }
+        math_barrier();
+    }
+    __device__ float4 sum_of_classes(int group, int parity) const {  // of rows 4 * group to 4 * group + 3
+        const auto part = [&](int klass) { return reinterpret_cast<const float4*>(shared.sums[parity][klass])[group]; };
+        return plus(plus(part(0), part(1)), plus(part(2), part(3)));
+    }
+};
+
+}  // namespace laneformer
