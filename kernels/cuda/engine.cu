@@ -1,4 +1,5 @@
-// The kernel: one launch is one request.  Every block is a worker; its ninth warp loads, its first eight do everything else.
+// The kernel: one launch is one request.  Every block is a worker: eight warps do the work, a ninth loads, and in the first
+// block a tenth asks the host whether the request is still wanted.
 #include "head.cuh"
 #include "loader.cuh"
 
@@ -60,7 +61,8 @@ __device__ bool stops(const Request& request, int token) {
     return false;
 }
 
-// A thread of its own asks host memory, a microsecond away, so that no other has to wait for the answer.
+// Host memory is a microsecond away.  In the loader's warp this thread kept the loader waiting with it: the lane of worker 0
+// was 100 microseconds behind the others at the end of a token.
 __device__ void watch_for_cancel(const Request& request, Shared& shared) {
     volatile unsigned* ended = &shared.ended;
     while (!*ended) {
@@ -125,8 +127,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
     __syncthreads();
     if (thread >= MATH_THREADS) {
         const int steps = request.prompt_count + request.limit - (request.limit > 0);
-        if (thread == MATH_THREADS) Loader(request, shared, ring, index).run(steps);
-        if (thread == MATH_THREADS + 1 && index == 0) watch_for_cancel(request, shared);
+        if (thread == LOADER_WARP * WARP) Loader(request, shared, ring, index).run(steps);
+        if (thread == WATCH_WARP * WARP && index == 0) watch_for_cancel(request, shared);
         return;
     }
     Worker worker{request, shared, ring};

@@ -18,7 +18,8 @@ __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; 
 constexpr int WARP = 32;
 constexpr int MATH_WARPS = 8;
 constexpr int MATH_THREADS = MATH_WARPS * WARP;
-constexpr int THREADS = MATH_THREADS + WARP;  // and one warp that loads
+constexpr int LOADER_WARP = MATH_WARPS, WATCH_WARP = LOADER_WARP + 1;  // one thread of each works
+constexpr int THREADS = (WATCH_WARP + 1) * WARP;
 
 constexpr int TILE = 16;
 constexpr int TILE_BYTES = TILE * TILE * 2;

@@ -25,8 +25,8 @@ struct Shared {
     int best_id[MATH_WARPS];
     unsigned flags[MATH_WARPS];
     unsigned occurred[HEAD_ROW_WORDS];                     // of the worker's own rows of the head
-    unsigned ended;                                        // tells the other two threads of the ninth warp
-    unsigned cancelled;                                    // told by one of them, in worker 0
+    unsigned ended;                                        // tells the loader and the watcher
+    unsigned cancelled;                                    // told by the watcher, in worker 0
 };
 
 constexpr int RING_OFFSET = round_up(static_cast<int>(sizeof(Shared)), 128);
