@@ -19,7 +19,7 @@ class Kernel:
     workers_per_lane: int
     context: int  # positions that the cache has room for
     splits: int
-    chunk: int = 32
+    chunk: int = 64
     in_flight_bytes: int = 72 * 1024
     checksums: bool = False
     float16: bool = False

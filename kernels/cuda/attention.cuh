@@ -20,13 +20,14 @@ struct Attention {
     Worker& w;
     const int position;
 
-    // The four values of this thread turned by its two angles.
-    __device__ float4 turned(float4 v) const {
-        const float4 a = __ldg(reinterpret_cast<const float4*>(w.request.rotation) +
-                               static_cast<long long>(position) * HEAD_GROUPS + w.in_warp);
+    // Four values of a head, from element 4 * group on, turned by the two angles of their pairs.
+    __device__ static float4 turned_by(float4 v, const Request& request, int position, int group) {
+        const float4 a = __ldg(reinterpret_cast<const float4*>(request.rotation) +
+                               static_cast<long long>(position) * HEAD_GROUPS + group);
         return make_float4(fmaf(v.x, a.x, -v.y * a.y), fmaf(v.y, a.x, v.x * a.y), fmaf(v.z, a.z, -v.w * a.w),
                            fmaf(v.w, a.z, v.z * a.w));
     }
+    __device__ float4 turned(float4 v) const { return turned_by(v, w.request, position, w.in_warp); }
     __device__ float4 normed(float4 v, int which) const {  // over the head, which lies in one warp
         if constexpr (!QUERY_KEY_NORM) return v;
         const bool inside = w.in_warp < HEAD_GROUPS;
@@ -58,19 +59,19 @@ struct Attention {
             if (!is_value) v = turned(v);
             if (is_key) {
                 const uint2 bits = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
-                reinterpret_cast<uint2*>(w.shared.key)[w.in_warp] = bits;
+                reinterpret_cast<uint2*>(w.shared.token.key)[w.in_warp] = bits;
                 keep_key(task, bits);
             } else if (is_value) {
                 const uint2 bits = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
-                reinterpret_cast<uint2*>(w.shared.value)[w.in_warp] = bits;
+                reinterpret_cast<uint2*>(w.shared.token.value)[w.in_warp] = bits;
                 keep_value(task, bits);
             } else {
                 // 1.4427 is log2(e): exp(x) is exp2f(1.4427 x).
                 v = times(v, 1.44269504f * rsqrtf(static_cast<float>(HEAD_SIZE)));
                 const uint2 high = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
                 const float2 a = widened_pair(high.x), b = widened_pair(high.y);
-                reinterpret_cast<uint2*>(w.shared.queries[0][item])[w.in_warp] = high;
-                reinterpret_cast<uint2*>(w.shared.queries[1][item])[w.in_warp] =
+                reinterpret_cast<uint2*>(w.shared.token.queries[0][item])[w.in_warp] = high;
+                reinterpret_cast<uint2*>(w.shared.token.queries[1][item])[w.in_warp] =
                     make_uint2(narrowed(v.x - a.x, v.y - a.y), narrowed(v.z - b.x, v.w - b.y));
             }
         }
@@ -110,8 +111,8 @@ struct Attention {
         for (int step = 0; step < HEAD_TILES; ++step) {
             uint2 high = make_uint2(0, 0), low = high;
             if (row < QUERIES_PER_KEY) {
-                high = reinterpret_cast<const uint2*>(w.shared.queries[0][row])[step * 4 + column];
-                low = reinterpret_cast<const uint2*>(w.shared.queries[1][row])[step * 4 + column];
+                high = reinterpret_cast<const uint2*>(w.shared.token.queries[0][row])[step * 4 + column];
+                low = reinterpret_cast<const uint2*>(w.shared.token.queries[1][row])[step * 4 + column];
             }
             queries[step][0] = high.x, queries[step][1] = low.x, queries[step][2] = high.y, queries[step][3] = low.y;
         }
@@ -131,10 +132,10 @@ struct Attention {
         total += __shfl_xor_sync(~0u, total, 2);
         if (row < QUERIES_PER_KEY) {
             if (column == 0) {
-                w.shared.part_most[w.warp][row] = most;
-                w.shared.part_total[w.warp][row] = total;
+                w.shared.token.part_most[w.warp][row] = most;
+                w.shared.token.part_total[w.warp][row] = total;
             }
-            auto* to = reinterpret_cast<float*>(w.shared.part_mixed[w.warp][row]);
+            auto* to = reinterpret_cast<float*>(w.shared.token.part_mixed[w.warp][row]);
 #pragma unroll
             for (int tile = 0; tile < 2 * HEAD_TILES; ++tile) {
                 const int element = tile * 8 + column * 2;
@@ -158,7 +159,7 @@ struct Attention {
         for (int step = 0; step < HEAD_TILES; ++step) {
             uint4 k = *reinterpret_cast<const uint4*>(keys + step * TILE_BYTES + w.in_warp * 16);
             if (newest && row == p % 8) {
-                const uint2 own = reinterpret_cast<const uint2*>(w.shared.key)[step * 4 + column];
+                const uint2 own = reinterpret_cast<const uint2*>(w.shared.token.key)[step * 4 + column];
                 if (p < 8) k.x = own.x, k.y = own.y;
                 else k.z = own.x, k.w = own.y;
             }
@@ -190,7 +191,7 @@ struct Attention {
         for (int tile = 0; tile < HEAD_TILES; ++tile) {
             uint4 v = *reinterpret_cast<const uint4*>(values + tile * TILE_BYTES + w.in_warp * 16);
             if (newest && column == p % 8 / 2) {
-                const unsigned low = w.shared.value[tile * TILE + row], high = w.shared.value[tile * TILE + row + 8];
+                const unsigned low = w.shared.token.value[tile * TILE + row], high = w.shared.token.value[tile * TILE + row + 8];
                 const auto placed = [&](unsigned word, unsigned own) {
                     return p % 2 ? (word & 0x0000ffffu) | own << 16 : (word & 0xffff0000u) | own;
                 };
@@ -217,16 +218,16 @@ struct Attention {
             const int query = item / (HEAD_GROUPS + 1), group = item % (HEAD_GROUPS + 1);
             float most = NEVER;
 #pragma unroll
-            for (int each = 0; each < MATH_WARPS; ++each) most = fmaxf(most, w.shared.part_most[each][query]);
+            for (int each = 0; each < MATH_WARPS; ++each) most = fmaxf(most, w.shared.token.part_most[each][query]);
             most = rounded(most);  // as the readers will see it: weights are relative to it
             float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
             for (int each = 0; each < MATH_WARPS; ++each) {
-                const float factor = exp2f(w.shared.part_most[each][query] - most);
+                const float factor = exp2f(w.shared.token.part_most[each][query] - most);
                 if (group < HEAD_GROUPS)
-                    sum = plus(sum, times(w.shared.part_mixed[each][query][group], factor));
+                    sum = plus(sum, times(w.shared.token.part_mixed[each][query][group], factor));
                 else
-                    sum.y += w.shared.part_total[each][query] * factor;
+                    sum.y += w.shared.token.part_total[each][query] * factor;
             }
             if (group == HEAD_GROUPS) sum.x = most;
             put(task_packets(task) + item, sum, w.epoch());

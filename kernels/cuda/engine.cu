@@ -1,53 +1,10 @@
 // The kernel: one launch is one request.  Every block is a worker: eight warps do the work, a ninth loads, and in the first
 // block a tenth asks the host whether the request is still wanted.
+#include "chunk.cuh"
 #include "head.cuh"
 #include "loader.cuh"
 
 namespace laneformer {
-
-// Four columns of a tied embedding, which lies in the tiles of the head.
-__device__ uint2 tied_embedding(const Worker& w, int token, int group) {
-    const int lane = SLICED_HEAD ? token / HEAD_SLICE : 0, row = SLICED_HEAD ? token % HEAD_SLICE : token;
-    const int workers = SLICED_HEAD ? WORKERS : ALL_WORKERS, tile = row / TILE;
-    int worker = tile * workers / divide_up(HEAD_SLICE, TILE);  // about; tiles are shared out by rounding down
-    while (Head::first_tile(worker) > tile) --worker;
-    while (Head::first_tile(worker + 1) <= tile) ++worker;
-    const int tiles = Head::tiles(worker), own = tile - Head::first_tile(worker);
-    int block = 0;
-    while (Head::block_start(tiles, block + 1) <= own) ++block;
-    const int start = Head::block_start(tiles, block), height = Head::block_start(tiles, block + 1) - start;
-    const long long head = w.request.run_offset[ALL_WORKERS + lane * WORKERS + worker];
-    const int step = group * GROUP / TILE, column = group % (TILE / GROUP), r = row % TILE;
-    const long long at = head + static_cast<long long>(start) * Head::STEPS * TILE_BYTES +
-                         (static_cast<long long>(step) * height + own - start) * TILE_BYTES + (r % 8 * 4 + column) * 16 + r / 8 * 4;
-    const auto* bits = reinterpret_cast<const unsigned*>(w.request.tape + at);
-    return make_uint2(__ldg(bits), __ldg(bits + 2));
-}
-
-// The embedding of `token`, the same for all lanes: inputs of the first layer, and the worker's own rows.
-__device__ void embed(Worker& w, int token) {
-    w.look_round();
-    Layer layer{w};
-    const float4* scale = reinterpret_cast<const float4*>(layer.norm(0));
-    float squares = 0;
-    for (int group = w.thread; group < HIDDEN_GROUPS; group += MATH_THREADS) {
-        uint2 bits;
-        if (w.request.embedding != nullptr) {
-            bits = __ldg(reinterpret_cast<const uint2*>(w.request.embedding) + static_cast<long long>(token) * HIDDEN_GROUPS + group);
-        } else {
-            bits = tied_embedding(w, token, group);
-        }
-        const float2 low = widened_pair(bits.x), high = widened_pair(bits.y);
-        const float4 values = make_float4(low.x, low.y, high.x, high.y);
-        squares += sum_of_squares(values);
-        w.store_inputs(group, times(values, __ldg(scale + group)));
-        const int own = group - layer.first_group();
-        if (own >= 0 && own < layer.own_groups()) w.shared.residual[own] = values;
-    }
-    w.pad_inputs<HIDDEN>();
-    w.sum_squares(squares);
-    math_barrier();
-}
 
 __device__ void note_token(Worker& w, int token) {  // for the repetition penalty, if it is a row of this worker
     const int row = token - HeadPhase{w}.first_row();
@@ -71,18 +28,25 @@ __device__ void watch_for_cancel(const Request& request, Shared& shared) {
     }
 }
 
-__device__ void play(Worker& w) {
+__device__ __forceinline__ void play(Worker& w) {
     const Request& request = w.request;
     for (int word = w.thread; word < HEAD_ROW_WORDS; word += MATH_THREADS) w.shared.occurred[word] = 0;
-    for (int at = w.thread; at < 2 * QUERIES_PER_KEY * HEAD_TILES * TILE; at += MATH_THREADS)
-        (&w.shared.queries[0][0][0])[at] = 0;  // padding of the head stays zero
-    for (int at = w.thread; at < HEAD_TILES * TILE; at += MATH_THREADS) w.shared.key[at] = w.shared.value[at] = 0;
     math_barrier();
     for (int at = w.thread; at < request.prompt_count; at += MATH_THREADS) note_token(w, request.prompt[at]);
+    const int chunked = chunked_tokens(request.prompt_count, request.all_logits != nullptr);
+    for (int number = 0; number * CHUNK < chunked; ++number) {
+        w.deadline = nanoseconds() + request.stall_nanoseconds;
+        Chunk{w, number, number * CHUNK, min(CHUNK, chunked - number * CHUNK)}.run();
+    }
+    for (int at = w.thread; at < 2 * QUERIES_PER_KEY * HEAD_TILES * TILE; at += MATH_THREADS)
+        (&w.shared.token.queries[0][0][0])[at] = 0;  // padding of the head stays zero
+    for (int at = w.thread; at < HEAD_TILES * TILE; at += MATH_THREADS) w.shared.token.key[at] = w.shared.token.value[at] = 0;
+    math_barrier();
+    if (w.thread == 0) *const_cast<volatile unsigned*>(&w.shared.prompt_ready) = 1;
     const int steps = request.prompt_count + request.limit - (request.limit > 0);
     int token = 0, made = 0;
     Outcome outcome = FINISHED;
-    for (int step = 0; step < steps; ++step) {
+    for (int step = chunked; step < steps; ++step) {
         w.step_epoch = request.first_epoch + static_cast<unsigned>(step) * EPOCHS_PER_STEP;
         w.deadline = nanoseconds() + request.stall_nanoseconds;
         w.layer = 0;
@@ -121,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
             barrier_init(ring.full + stage, 1);
             barrier_init(ring.empty + stage, MATH_WARPS);
         }
-        shared.ended = shared.cancelled = 0;
+        shared.ended = shared.cancelled = shared.prompt_ready = 0;
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();

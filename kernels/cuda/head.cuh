@@ -65,7 +65,7 @@ struct HeadPhase {
                     }
             }
             squares = warp_sum(squares);
-            if (w.in_warp == 0) w.shared.lane_factor[lane] = rsqrtf(squares / HIDDEN + w.request.norm_epsilon);
+            if (w.in_warp == 0) w.shared.token.lane_factor[lane] = rsqrtf(squares / HIDDEN + w.request.norm_epsilon);
         }
         math_barrier();
     }
@@ -86,7 +86,7 @@ struct HeadPhase {
     }
     __device__ void publish_means() {
         publish_slice([&](int lane, int group, float4 v) {
-            return times(times(v, scale_of(lane, group)), w.shared.lane_factor[lane] / LANES);
+            return times(times(v, scale_of(lane, group)), w.shared.token.lane_factor[lane] / LANES);
         });
     }
     __device__ void publish_sums() {
@@ -97,7 +97,7 @@ struct HeadPhase {
         for (int own = w.thread; own < layer.own_groups(); own += MATH_THREADS) {
             const int group = layer.first_group() + own;
             put(w.packets(FINAL_AT) + static_cast<long long>(w.lane) * HIDDEN_GROUPS + group,
-                times(times(w.shared.residual[own], scale_of(w.lane, group)), w.shared.lane_factor[w.lane]), w.epoch());
+                times(times(w.shared.token.residual[own], scale_of(w.lane, group)), w.shared.token.lane_factor[w.lane]), w.epoch());
         }
     }
 
@@ -114,7 +114,7 @@ struct HeadPhase {
             if (rows == 0) continue;
             w.multiply<Head>(rows, block & 1);
             if (w.thread < rows * TILE) {
-                const float(&sums)[CLASSES][BLOCK_TILES * TILE] = w.shared.sums[block & 1];
+                const float(&sums)[CLASSES][BLOCK_TILES * TILE] = w.shared.token.sums[block & 1];
                 const int row = start * TILE + w.thread, id = first_row() + row;
                 const float logit =
                     ((sums[0][w.thread] + sums[1][w.thread]) + (sums[2][w.thread] + sums[3][w.thread])) * factor;
@@ -156,17 +156,17 @@ struct HeadPhase {
         }
         math_barrier();  // the arrays below have been read by all, the last time round
         if (w.in_warp == 0) {
-            w.shared.best[w.warp] = best, w.shared.best_raw[w.warp] = raw, w.shared.best_id[w.warp] = id;
-            w.shared.most[w.warp] = most, w.shared.total[w.warp] = total, w.shared.flags[w.warp] = flags;
+            w.shared.token.best[w.warp] = best, w.shared.token.best_raw[w.warp] = raw, w.shared.token.best_id[w.warp] = id;
+            w.shared.token.most[w.warp] = most, w.shared.token.total[w.warp] = total, w.shared.token.flags[w.warp] = flags;
         }
         math_barrier();
-        best = w.shared.best[0], raw = w.shared.best_raw[0], id = w.shared.best_id[0];
-        most = w.shared.most[0], total = w.shared.total[0], flags = w.shared.flags[0];
+        best = w.shared.token.best[0], raw = w.shared.token.best_raw[0], id = w.shared.token.best_id[0];
+        most = w.shared.token.most[0], total = w.shared.token.total[0], flags = w.shared.token.flags[0];
 #pragma unroll
         for (int each = 1; each < MATH_WARPS; ++each) {
-            better(best, raw, id, w.shared.best[each], w.shared.best_raw[each], w.shared.best_id[each]);
-            add(most, total, w.shared.most[each], w.shared.total[each]);
-            flags |= w.shared.flags[each];
+            better(best, raw, id, w.shared.token.best[each], w.shared.token.best_raw[each], w.shared.token.best_id[each]);
+            add(most, total, w.shared.token.most[each], w.shared.token.total[each]);
+            flags |= w.shared.token.flags[each];
         }
     }
     // Two packets of plain words per worker: best, its raw logit, its id; largest raw logit, sum of exponentials, flags.

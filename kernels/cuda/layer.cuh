@@ -109,7 +109,7 @@ struct Layer {
                 if constexpr (!FEW_LETTERS) letters[i] = load_packet(from);
                 while (!arrived(letters[i], epoch, patience) && patience.lasts()) letters[i] = load_packet(from);
                 const int item = w.thread + i * MATH_THREADS;
-                w.shared.late[item / OWN_GROUPS][item % OWN_GROUPS] = opened(letters[i]);
+                w.shared.token.late[item / OWN_GROUPS][item % OWN_GROUPS] = opened(letters[i]);
             }
         }
     }
@@ -131,7 +131,7 @@ struct Layer {
                 float4 residual = make_float4(0, 0, 0, 0);
                 if (inside) {
                     residual = joined(w.sum_of_classes(group, block & 1), own, module);
-                    w.shared.residual[own] = residual;
+                    w.shared.token.residual[own] = residual;
                     put(residual_packets(module) + first_group() + own, residual, w.epoch());
                 }
                 if (module == FEED_FORWARD && w.layer == LAYERS - 1) publish_squares(residual, own);
@@ -141,7 +141,7 @@ struct Layer {
 
     // A residual group with the module's output `o` in it, and what other lanes have to do with that.
     __device__ float4 joined(float4 o, int own, int module) {
-        const float4 residual = w.shared.residual[own];
+        const float4 residual = w.shared.token.residual[own];
         const Mode mode = MODE[module][w.layer];
         if constexpr (LANES > 1)
             if (SENDS[module][w.layer]) put(mail(w.layer, module, w.lane) + first_group() + own, o, w.epoch());
@@ -150,7 +150,7 @@ struct Layer {
         float4 late = make_float4(0, 0, 0, 0);
         if (mode == Mode::PAST) {
 #pragma unroll
-            for (int other = 0; other < LANES - 1; ++other) late = plus(late, w.shared.late[other][own]);
+            for (int other = 0; other < LANES - 1; ++other) late = plus(late, w.shared.token.late[other][own]);
             return plus(residual, plus(o, late));
         }
         // Present: all lanes add the same sum in the same order, so they stay equal.

@@ -7,7 +7,7 @@
 // go of a later page.  STAGES is kept below the pages of a step for that.
 #pragma once
 
-#include "worker.cuh"
+#include "chunk.cuh"
 
 namespace laneformer {
 
@@ -17,7 +17,17 @@ public:
         : request_(request), shared_(shared), ring_(ring), index_(index), lane_(index / WORKERS), place_(index % WORKERS) {}
 
     __device__ void run(int steps) {
-        for (int step = 0; step < steps && going_; ++step) {
+        const int chunked = chunked_tokens(request_.prompt_count, request_.all_logits != nullptr);
+        for (int token = 0; token < chunked && going_; token += CHUNK) {  // their attention reads keys and values itself
+            tape_ = request_.tape + request_.run_offset[index_];
+            for (layer_ = 0; layer_ < LAYERS && going_; ++layer_) {
+                matrix<Project>(place_);
+                matrix<Output>(place_);
+                matrix<GateUp>(place_);
+                matrix<Down>(place_);
+            }
+        }
+        for (int step = chunked; step < steps && going_; ++step) {
             tape_ = request_.tape + request_.run_offset[index_];
             for (layer_ = 0; layer_ < LAYERS && going_; ++layer_) {
                 matrix<Project>(place_);
@@ -47,6 +57,7 @@ private:
         }
     }
     __device__ void cache(int position) {
+        if (!ready_) wait_prompt();
         const int slots = cache_slots(layer_);
         for (int task = first_task(place_); task < first_task(place_ + 1); ++task) {
             const Span span = visible_blocks(layer_, task % SPLITS, position, position);
@@ -55,6 +66,13 @@ private:
                 load(request_.cache + cache_address(request_, layer_, lane_, task, block, slots), count * CACHE_BLOCK_BYTES);
             }
         }
+    }
+    // Keys and values of a prompt that ran in chunks come from other workers, whose flags the math warps have seen.
+    __device__ void wait_prompt() {
+        Patience patient(request_.control, nanoseconds() + request_.stall_nanoseconds, waiting_place(index_, layer_, AT_CHUNK));
+        while (!*const_cast<volatile unsigned*>(&shared_.prompt_ready) && patient.lasts()) {}
+        asm volatile("fence.proxy.async.global;" ::: "memory");
+        ready_ = true;
     }
     __device__ void load(const unsigned char* from, unsigned bytes) {
         // A stage's barrier must be looked at before the stage is used again: two phases later it reads the same.
@@ -91,7 +109,7 @@ private:
     Cursor next_, oldest_;
     unsigned issued_ = 0, waited_ = 0, flying_ = 0;
     int laps_ = 0, layer_ = 0;
-    bool going_ = true;
+    bool going_ = true, ready_ = false;
 };
 
 }  // namespace laneformer

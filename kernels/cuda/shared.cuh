@@ -8,14 +8,13 @@ namespace laneformer {
 constexpr int OWN_GROUPS = Output::MOST_TILES * (TILE / GROUP);  // of the residual stream, at most
 constexpr int HEAD_ROW_WORDS = divide_up(Head::MOST_TILES * TILE, 32);
 
-struct Shared {
-    unsigned long long full[16], empty[16];
-    unsigned page_bytes[16];                               // of the pages under way; the loader's own
-    unsigned short parts[PARTS * PART_STRIDE];             // inputs of the product at hand
-    float sums[2][CLASSES][BLOCK_TILES * TILE];            // its rows, by class; twice, block by block
+// For one token.
+struct alignas(16) TokenMemory {
+    unsigned short parts[PARTS * PART_STRIDE];           // inputs of the product at hand
+    float sums[2][CLASSES][BLOCK_TILES * TILE];          // its rows, by class; twice, block by block
     float squares[2][MATH_WARPS];
-    float4 residual[OWN_GROUPS];                           // the worker's own rows, in float32
-    float4 late[LANES > 1 ? LANES - 1 : 1][OWN_GROUPS];    // what other lanes sent for them
+    float4 residual[OWN_GROUPS];                         // the worker's own rows, in float32
+    float4 late[LANES > 1 ? LANES - 1 : 1][OWN_GROUPS];  // what other lanes sent for them
     unsigned short queries[2][QUERIES_PER_KEY][HEAD_TILES * TILE];  // upper and lower part
     unsigned short key[HEAD_TILES * TILE], value[HEAD_TILES * TILE];
     float part_most[MATH_WARPS][QUERIES_PER_KEY], part_total[MATH_WARPS][QUERIES_PER_KEY];
@@ -24,9 +23,36 @@ struct Shared {
     float best[MATH_WARPS], best_raw[MATH_WARPS], most[MATH_WARPS], total[MATH_WARPS];
     int best_id[MATH_WARPS];
     unsigned flags[MATH_WARPS];
-    unsigned occurred[HEAD_ROW_WORDS];                     // of the worker's own rows of the head
-    unsigned ended;                                        // tells the loader and the watcher
-    unsigned cancelled;                                    // told by the watcher, in worker 0
+};
+
+constexpr int TOKEN_TILES = CHUNK / 8;
+constexpr int INPUT_TILE_BYTES = TOKEN_TILES * 256;  // 16 columns of inputs, all tokens of a chunk
+constexpr int RUN_STEPS = CLASSES, RUN_BYTES = RUN_STEPS * INPUT_TILE_BYTES;
+constexpr int COPIES = 4;  // runs of inputs, on their way or at hand
+constexpr int TILE_STRIDE = TILE + 4;  // a token's sums lie 16 bytes further round the banks than the token's before it
+
+// For a chunk of a prompt, which is over before the first token alone begins.
+struct alignas(16) ChunkMemory {
+    float token_factor[CHUNK], share_squares[MATH_THREADS / CHUNK][CHUNK];
+    float row_most[MATH_WARPS][8], row_total[MATH_WARPS][8];
+    union {
+        float4 row_mixed[MATH_WARPS][8][HEAD_GROUPS];
+        float tile[MATH_WARPS][CHUNK][TILE_STRIDE];  // sums of one tile per warp
+        unsigned char inputs[COPIES][RUN_BYTES];
+    };
+};
+
+struct Shared {
+    unsigned long long full[16], empty[16];
+    unsigned page_bytes[16];            // of the pages under way; the loader's own
+    union {
+        TokenMemory token;
+        ChunkMemory chunk;
+    };
+    unsigned occurred[HEAD_ROW_WORDS];  // of the worker's own rows of the head
+    unsigned ended;                     // tells the loader and the watcher
+    unsigned cancelled;                 // told by the watcher, in worker 0
+    unsigned prompt_ready;              // tells the loader that keys and values of the chunks are there
 };
 
 constexpr int RING_OFFSET = round_up(static_cast<int>(sizeof(Shared)), 128);

@@ -33,6 +33,8 @@ struct Request {
     const long long* cache_offset;  // [LAYERS], bytes
     Packet* packets;
     float* logits;                  // [VOCABULARY], of the last position
+    unsigned char* chunk_memory;    // see chunk.cuh
+    unsigned long long* flags;      // [ALL_WORKERS]
     Control* control;
     const int* prompt;
     const int* stop_ids;
@@ -107,7 +109,7 @@ struct Worker {
 
     // Four inputs, from column 4 * group on.
     __device__ void store_inputs(int group, float4 v) {
-        unsigned short* at = shared.parts + group * GROUP;
+        unsigned short* at = shared.token.parts + group * GROUP;
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             const uint2 bits = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
@@ -155,18 +157,18 @@ struct Worker {
     }
     __device__ void sum_squares(float squares) {
         squares = warp_sum(squares);
-        if (in_warp == 0) shared.squares[layer & 1][warp] = squares;
+        if (in_warp == 0) shared.token.squares[layer & 1][warp] = squares;
     }
     // 1 / root mean square of the vector gathered last with a scale.
     __device__ float norm_factor() const {
         float squares = 0;
 #pragma unroll
-        for (int each = 0; each < MATH_WARPS; ++each) squares += shared.squares[layer & 1][each];
+        for (int each = 0; each < MATH_WARPS; ++each) squares += shared.token.squares[layer & 1][each];
         return rsqrtf(squares / HIDDEN + request.norm_epsilon);
     }
 
     // All columns of a block of tiles of rows, page after page, times the inputs.  Warp w takes class w % 4 of the columns
-    // and every other tile from w / 4 on.  A row's sum ends up in shared.sums[parity], by class.
+    // and every other tile from w / 4 on.  A row's sum ends up in shared.token.sums[parity], by class.
     //
     // In a tile, thread 4 r + c has of rows r and r + 8 the columns 4 c to 4 c + 3; the same four columns of part n of the
     // inputs go to thread 4 n + c.
@@ -178,7 +180,7 @@ struct Worker {
         float sums[MOST][4];
 #pragma unroll
         for (int t = 0; t < MOST; ++t) sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0;
-        const unsigned short* inputs = shared.parts + row * PART_STRIDE + klass * TILE + column * GROUP;
+        const unsigned short* inputs = shared.token.parts + row * PART_STRIDE + klass * TILE + column * GROUP;
 #pragma unroll 1
         for (int page = 0; page < M::PAGES_PER_BLOCK; ++page) {
             const unsigned char* weights = wait_page() + (klass * tiles + first) * TILE_BYTES + in_warp * 16;
@@ -202,7 +204,7 @@ struct Worker {
             // Columns 0 and 1 of the product are in thread 4 r, column 2 in the next.
             const float low = __shfl_down_sync(~0u, sums[t][0], 1), high = __shfl_down_sync(~0u, sums[t][2], 1);
             if (column == 0 && first + 2 * t < tiles) {
-                float* to = shared.sums[parity][klass] + (first + 2 * t) * TILE + row;
+                float* to = shared.token.sums[parity][klass] + (first + 2 * t) * TILE + row;
                 to[0] = sums[t][0] + sums[t][1] + low;
                 to[8] = sums[t][2] + sums[t][3] + high;
             }
@@ -210,7 +212,7 @@ struct Worker {
         math_barrier();
     }
     __device__ float4 sum_of_classes(int group, int parity) const {  // of rows 4 * group to 4 * group + 3
-        const auto part = [&](int klass) { return reinterpret_cast<const float4*>(shared.sums[parity][klass])[group]; };
+        const auto part = [&](int klass) { return reinterpret_cast<const float4*>(shared.token.sums[parity][klass])[group]; };
         return plus(plus(part(0), part(1)), plus(part(2), part(3)));
     }
 };
