@@ -1,8 +1,9 @@
 // The kernel: one launch is one request.  Every block is a worker: eight warps do the work, a ninth loads, and in the first
-// block a tenth asks the host whether the request is still wanted.
+// block a tenth asks the host whether the request is still wanted.  Where tokens are sampled, one block more chooses them.
 #include "chunk.cuh"
 #include "head.cuh"
 #include "loader.cuh"
+#include "sampling.cuh"
 
 namespace laneformer {
 
@@ -16,6 +17,38 @@ __device__ bool stops(const Request& request, int token) {
     for (int i = 0; i < request.stop_count; ++i)
         if (request.stop_ids[i] == token) return true;
     return false;
+}
+
+__device__ bool samples(const Request& request) { return request.temperature > 0 && request.limit > 0; }
+
+// Whether someone has given the request up: one thread looks, so that all of a block leave together.
+__device__ bool given_up(Worker& w) {
+    if (w.thread == 0) w.shared.given_up = load_relaxed(&w.request.control->abort);
+    math_barrier();
+    const bool answer = w.shared.given_up != 0;
+    math_barrier();
+    return answer;
+}
+
+// The block that samples, as long as workers send logits.
+__device__ void sample(Worker& w, unsigned char* memory) {
+    const Request& request = w.request;
+    Sampler sampler(w, memory);
+    w.layer = LAYERS - 1;
+    for (int made = 0; made < request.limit; ++made) {
+        w.step_epoch = request.first_epoch + static_cast<unsigned>(request.prompt_count - 1 + made) * EPOCHS_PER_STEP;
+        // Before the first token the whole prompt runs.
+        w.deadline = nanoseconds() + request.stall_nanoseconds * (made == 0 ? request.prompt_count : 1);
+        HeadPhase head{w};
+        const Choice choice = head.collect();
+        if (!choice.usable() || given_up(w)) return;
+        __threadfence();  // pairs with the fence of the workers: their scores are visible now
+        math_barrier();
+        const int token = sampler.choose(choice.best, request.uniforms[made]);
+        if (w.thread == 0)
+            store_packet(w.packets(CHOSEN_AT), token, __float_as_uint(request.logits[token]), 0, head.token_epoch());
+        if (stops(request, token)) return;
+    }
 }
 
 // Host memory is a microsecond away.  In the loader's warp this thread kept the loader waiting with it: the lane of worker 0
@@ -57,20 +90,20 @@ __device__ __forceinline__ void play(Worker& w) {
         const bool answers = step >= request.prompt_count - 1;
         if (answers || request.all_logits) {
             float* row = request.all_logits ? request.all_logits + static_cast<long long>(step) * VOCABULARY : nullptr;
-            const Choice choice = HeadPhase{w}.run(row);
+            const Choice choice = HeadPhase{w}.run(row, answers && samples(request));
             if (!choice.finite) outcome = NOT_FINITE;
             if (choice.cancelled) outcome = CANCELLED;
             if (answers && request.limit > 0 && outcome == FINISHED) {
                 token = choice.token;
                 if (w.index == 0 && w.thread == 0)
                     *const_cast<volatile unsigned long long*>(request.tokens + made) =
-                        static_cast<unsigned long long>(__float_as_uint(choice.log_probability)) << 32 | (token + 1u);
+                        static_cast<unsigned long long>(__float_as_uint(choice.raw - choice.log_total)) << 32 | (token + 1u);
                 ++made;
                 if (w.thread == 0) note_token(w, token);
                 if (stops(request, token)) break;
             }
         }
-        if (outcome != FINISHED || load_relaxed(&request.control->abort)) break;
+        if (outcome != FINISHED || given_up(w)) break;
     }
     if (w.index == 0 && w.thread == 0) atomicCAS(&request.control->status, 0ull, static_cast<unsigned long long>(outcome));
 }
@@ -90,9 +123,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
     }
     __syncthreads();
     if (thread >= MATH_THREADS) {
+        if (index == ALL_WORKERS) return;
         const int steps = request.prompt_count + request.limit - (request.limit > 0);
         if (thread == LOADER_WARP * WARP) Loader(request, shared, ring, index).run(steps);
         if (thread == WATCH_WARP * WARP && index == 0) watch_for_cancel(request, shared);
+        return;
+    }
+    if (index == ALL_WORKERS) {
+        Worker chooser{request, shared, ring};
+        chooser.look_round();
+        sample(chooser, memory);
         return;
     }
     Worker worker{request, shared, ring};

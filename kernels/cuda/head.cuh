@@ -6,9 +6,12 @@
 namespace laneformer {
 
 struct Choice {
-    int token;
-    float log_probability;
+    int token;              // the best, until one is sampled
+    float best;             // its score, a logit with the penalty
+    float raw, log_total;   // its logit, and the logarithm of the sum of all exponentials of logits
     bool cancelled, finite;
+
+    __device__ bool usable() const { return finite && !cancelled; }
 };
 
 struct HeadPhase {
@@ -102,7 +105,7 @@ struct HeadPhase {
     }
 
     // Logits of this worker's rows, and the best of them; every worker tells all, and all come to the same choice.
-    __device__ Choice run(float* all_logits) {
+    __device__ Choice run(float* all_logits, bool sampled) {
         inputs();
         const int tiles = Head::tiles(slice());
         float best = NEVER, best_raw = NEVER, most = NEVER, total = 0;
@@ -122,6 +125,7 @@ struct HeadPhase {
                     w.request.logits[id] = logit;
                     if (all_logits != nullptr) all_logits[id] = logit;
                     const float penalised = with_penalty(logit, row);
+                    if (sampled) w.request.scores[id] = penalised;
                     if (penalised > best) best = penalised, best_raw = logit, best_id = id;
                     const float top = fmaxf(most, logit);
                     total = total * __expf(most - top) + __expf(logit - top);
@@ -129,7 +133,11 @@ struct HeadPhase {
                 }
             }
         }
-        return agree(best, best_raw, best_id, most, total);
+        if (sampled) __threadfence();  // scores before the packets that tell of them: pairs with the fence of the sampler
+        send(best, best_raw, best_id, most, total);
+        Choice choice = collect();
+        if (sampled && choice.usable()) take_sampled(choice);
+        return choice;
     }
     __device__ float with_penalty(float logit, int row) const {
         const float penalty = w.request.repetition_penalty;
@@ -170,21 +178,26 @@ struct HeadPhase {
         }
     }
     // Two packets of plain words per worker: best, its raw logit, its id; largest raw logit, sum of exponentials, flags.
-    __device__ Choice agree(float best, float raw, int id, float most, float total) {
+    __device__ void send(float best, float raw, int id, float most, float total) {
         w.look_round();
         unsigned flags = 0;
         reduce(best, raw, id, most, total, flags);
-        Packet* tokens = w.packets(TOKEN_AT);
-        const unsigned epoch = w.step_epoch + LAYERS + 1;
-        if (w.thread == 0)
-            store_packet(tokens + 2 * w.index, __float_as_uint(best), __float_as_uint(raw), id, epoch);
+        Packet* tokens = w.packets(TOKEN_AT) + 2 * w.index;
+        if (w.thread == 0) store_packet(tokens, __float_as_uint(best), __float_as_uint(raw), id, token_epoch());
         if (w.thread == 1)
-            store_packet(tokens + 2 * w.index + 1, __float_as_uint(most), __float_as_uint(total),
-                         w.index == 0 ? *const_cast<volatile unsigned*>(&w.shared.cancelled) : 0, epoch);
-        best = raw = most = NEVER, total = 0, id = VOCABULARY;
+            store_packet(tokens + 1, __float_as_uint(most), __float_as_uint(total),
+                         w.index == 0 ? *const_cast<volatile unsigned*>(&w.shared.cancelled) : 0, token_epoch());
+    }
+    __device__ unsigned token_epoch() const { return w.step_epoch + LAYERS + 1; }
+
+    // What all workers sent comes to the same in every block.
+    __device__ Choice collect() {
+        float best = NEVER, raw = NEVER, most = NEVER, total = 0;
+        int id = VOCABULARY;
+        unsigned flags = 0;
         if (w.thread < ALL_WORKERS) {
             Packet found[2];
-            if (receive(found, [&](int i) { return tokens + 2 * w.thread + i; }, epoch, w.patience(AT_TOKEN))) {
+            if (receive(found, [&](int i) { return w.packets(TOKEN_AT) + 2 * w.thread + i; }, token_epoch(), w.patience(AT_TOKEN))) {
                 best = __uint_as_float(found[0].words[0]), raw = __uint_as_float(found[0].words[1]);
                 id = static_cast<int>(found[0].words[2]);
                 most = __uint_as_float(found[1].words[0]), total = __uint_as_float(found[1].words[1]);
@@ -192,7 +205,19 @@ struct HeadPhase {
             }
         }
         reduce(best, raw, id, most, total, flags);
-        return {id, raw - most - logf(total), (flags & 1) != 0, total > 0 && total < 1e30f && id < VOCABULARY};
+        return {id, best, raw, most + logf(total), (flags & 1) != 0, total > 0 && total < 1e30f && id < VOCABULARY};
+    }
+    // One packet from the sampler: the token and its logit.
+    __device__ void take_sampled(Choice& choice) {
+        math_barrier();
+        if (w.thread == 0) {
+            Packet found[1];
+            receive(found, [&](int) { return w.packets(CHOSEN_AT); }, token_epoch(), w.patience(AT_TOKEN));
+            w.shared.token.best_id[0] = static_cast<int>(found[0].words[0]);
+            w.shared.token.best_raw[0] = __uint_as_float(found[0].words[1]);
+        }
+        math_barrier();
+        choice.token = w.shared.token.best_id[0], choice.raw = w.shared.token.best_raw[0];
     }
 };
 

@@ -52,6 +52,7 @@ struct Shared {
     unsigned occurred[HEAD_ROW_WORDS];  // of the worker's own rows of the head
     unsigned ended;                     // tells the loader and the watcher
     unsigned cancelled;                 // told by the watcher, in worker 0
+    unsigned given_up;                  // what one thread saw for all
     unsigned prompt_ready;              // tells the loader that keys and values of the chunks are there
 };
 

@@ -33,6 +33,8 @@ struct Request {
     const long long* cache_offset;  // [LAYERS], bytes
     Packet* packets;
     float* logits;                  // [VOCABULARY], of the last position
+    float* scores;                  // [VOCABULARY], logits with the penalty, where tokens are sampled
+    const double* uniforms;         // [limit], in [0, 1), where tokens are sampled
     unsigned char* chunk_memory;    // see chunk.cuh
     unsigned long long* flags;      // [ALL_WORKERS]
     Control* control;
@@ -44,7 +46,8 @@ struct Request {
     unsigned long long stall_nanoseconds;
     unsigned first_epoch;
     int prompt_count, limit, stop_count;
-    float norm_epsilon, repetition_penalty;
+    float norm_epsilon, repetition_penalty, temperature, top_p, min_p;  // temperature 0: the best, nothing of what follows
+    int top_k;
 };
 
 // Blocks of 16 positions that one task of a layer has room for.
