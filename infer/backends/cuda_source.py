@@ -23,6 +23,7 @@ class Kernel:
     in_flight_bytes: int = 72 * 1024
     checksums: bool = False
     float16: bool = False
+    silent_worker: int = -1  # for tests: publishes no residual rows
     shared_bytes: int = SHARED_BYTES
 
 
@@ -61,6 +62,7 @@ def model_header(config: LaneformerConfig, kernel: Kernel) -> str:
         "CHUNK": kernel.chunk,
         "IN_FLIGHT_BYTES": kernel.in_flight_bytes,
         "SHARED_BYTES": kernel.shared_bytes,
+        "SILENT_WORKER": kernel.silent_worker,
     }
     lines = [f"#define LANEFORMER_FLOAT16 {int(kernel.float16)}", "namespace laneformer {"]
     lines += ["enum class HeadType { REPLICATE, LANE, VOCAB_PARALLEL, LANES_SUMMED };"]

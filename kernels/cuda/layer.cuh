@@ -132,7 +132,7 @@ struct Layer {
                 if (inside) {
                     residual = joined(w.sum_of_classes(group, block & 1), own, module);
                     w.shared.token.residual[own] = residual;
-                    put(residual_packets(module) + first_group() + own, residual, w.epoch());
+                    if (w.index != SILENT_WORKER) put(residual_packets(module) + first_group() + own, residual, w.epoch());
                 }
                 if (module == FEED_FORWARD && w.layer == LAYERS - 1) publish_squares(residual, own);
             }
