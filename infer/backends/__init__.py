@@ -31,6 +31,12 @@ def _cpu(weights: Weights) -> Backend:
     return CpuBackend(weights)
 
 
+def _cuda(weights: Weights) -> Backend:
+    from infer.backends.cuda_backend import CudaBackend
+
+    return CudaBackend(weights)
+
+
 def _auto(weights: Weights) -> Backend:
     """The compiled back end; where it cannot be compiled, a warning and numpy."""
     from infer.backends.cpu_compile import CompileError
@@ -42,7 +48,12 @@ def _auto(weights: Weights) -> Backend:
         return _numpy(weights)
 
 
-_BACKENDS: dict[str, Callable[[Weights], Backend]] = {AUTO: _auto, "cpu": _cpu, "numpy": _numpy}
+_BACKENDS: dict[str, Callable[[Weights], Backend]] = {
+    AUTO: _auto,
+    "cpu": _cpu,
+    "cuda": _cuda,
+    "numpy": _numpy,
+}
 
 
 def backend_names() -> list[str]:

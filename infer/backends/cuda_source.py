@@ -1,14 +1,14 @@
-"""The header ``model.cuh`` with which ``kernels/cuda`` is compiled: the model and its workers as constants."""
+"""The header ``model.cuh`` with which ``kernels/cuda`` is compiled: model and workers as constants."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from infer.plan.phases import sends
+from infer.tape.tile_layout import TILE, ceil_div
 from laneformer.config import LaneformerConfig, Module
 
 HEAD_TYPES = {"replicate": "REPLICATE", "lane": "LANE", "vocab_parallel": "VOCAB_PARALLEL"}
-TILE = 16
 SHARED_BYTES = 232_448  # of one block on compute capability 9.0
 
 
@@ -30,8 +30,8 @@ class Kernel:
 def split_count(config: LaneformerConfig) -> int:
     """Tasks per key head into which positions are split, a power of two.
 
-    It depends on the model alone, so that sums, and tokens, do not depend on the number of workers: as many as keep
-    128 workers busy, at most 32.
+    It depends on the model alone, so that sums, and tokens, do not depend on the number of workers: as many
+    as keep 128 workers busy, at most 32.
     """
     return 1 << (min(32, max(1, 128 // config.num_key_value_heads)).bit_length() - 1)
 
@@ -81,9 +81,9 @@ def model_header(config: LaneformerConfig, kernel: Kernel) -> str:
 
 def cache_slots(config: LaneformerConfig, kernel: Kernel) -> tuple[int, int]:
     """Blocks of 16 positions per task, in a layer that sees everything and in a sliding one."""
-    full = -(-(-(-kernel.context // TILE)) // kernel.splits)
+    full = ceil_div(ceil_div(kernel.context, TILE), kernel.splits)
     if config.sliding_window is None:
         return full, full
     # A window and a chunk of a prompt, wherever they begin in a block.
-    blocks = -(-(config.sliding_window + kernel.chunk) // TILE) + 1
-    return full, min(full, -(-blocks // kernel.splits) + 1)
+    blocks = ceil_div(config.sliding_window + kernel.chunk, TILE) + 1
+    return full, min(full, ceil_div(blocks, kernel.splits) + 1)

@@ -25,7 +25,7 @@ from laneformer.errors import RequestError
 DEFAULT_PROMPT = 32
 PROMPT_SEED = 0
 # Bytes of one key or value in the cache, for back ends of which that is known.
-CACHE_BYTES = {"cpu": 4, "numpy": 4}
+CACHE_BYTES = {"cpu": 4, "cuda": 2, "numpy": 4}
 
 
 @dataclass(frozen=True)

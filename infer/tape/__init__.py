@@ -8,5 +8,6 @@ with open_tape(weights, plan) as tape:
 from infer.tape.cache import cache_folder, open_tape
 from infer.tape.index import TapeIndex, TapePage
 from infer.tape.tape_file import Tape, write_tape
+from infer.tape.tiles import TileIndex
 
-__all__ = ["Tape", "TapeIndex", "TapePage", "cache_folder", "open_tape", "write_tape"]
+__all__ = ["Tape", "TapeIndex", "TapePage", "TileIndex", "cache_folder", "open_tape", "write_tape"]

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from infer.plan import Plan
-from infer.tape.page_layout import BLOCK_ROWS, COLUMN_GROUP
-from infer.tape.tape_file import VERSION, Tape, write_tape
+from infer.tape.index import TapeIndex
+from infer.tape.tape_file import VERSION, Index, Tape, write_tape
 from infer.weights import Weights
 from laneformer.errors import CheckpointError
 from laneformer.parameters import parameter_shapes
@@ -34,31 +34,34 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "laneformer"
 
 
-def open_tape(weights: Weights, plan: Plan) -> Tape:
+def open_tape(weights: Weights, plan: Plan, layout: type[Index] = TapeIndex) -> Tape:
     """The tape of ``weights`` for ``plan``, made where it is not in the cache.
+
+    ``layout`` is how weights lie in it: rows for the CPU, :class:`TileIndex` for tensor cores.
 
     A file in the cache that is damaged or of another version is replaced, with a warning.  Raises
     :class:`CheckpointError` where the tape cannot be written or a weight is not finite.
     """
-    key = tape_key(weights, plan)
+    key = tape_key(weights, plan, layout)
     path = cache_folder() / "tapes" / f"{key[:32]}.tape"
     if path.exists():
         try:
-            return Tape(path, plan, key)
+            return Tape(path, plan, key, layout)
         except CheckpointError as error:
             log.warning("packing the weights again: %s", error)
-    write_tape(weights, plan, path, key)
-    return Tape(path, plan, key)
+    dtypes = {name: weights.dtype(name) for name in parameter_shapes(plan.config)}
+    write_tape(weights, layout(plan, dtypes), path, key)
+    return Tape(path, plan, key, layout)
 
 
-def tape_key(weights: Weights, plan: Plan) -> str:
+def tape_key(weights: Weights, plan: Plan, layout: type[Index] = TapeIndex) -> str:
     """SHA-256 over version, layout of pages, plan, and name, type and bytes of every tensor."""
     names = list(parameter_shapes(plan.config))
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:  # hashing lets go of the interpreter
         digests = list(pool.map(lambda name: _digest(weights.raw(name)), names))
     described = {
         "version": VERSION,
-        "page_layout": [BLOCK_ROWS, COLUMN_GROUP],
+        "weights": layout.layout,
         "config": plan.config.to_dict(),
         "layout": asdict(plan.layout),
         "tensors": [(name, weights.dtype(name), digest) for name, digest in zip(names, digests, strict=True)],

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -22,15 +23,15 @@ import numpy as np
 
 from infer.atomic_file import atomic_file
 from infer.plan import Plan
-from infer.tape.index import RUN_ALIGNMENT, STORED, SharedTensor, TapeIndex, TapePage
-from infer.tape.page_layout import pack_rows, unpack_rows
+from infer.tape.index import RUN_ALIGNMENT, STORED, SharedTensor, TapeIndex, TapePage, view
+from infer.tape.tiles import TileIndex, TileRun
 from infer.weights import Weights
 from laneformer.errors import CheckpointError
-from laneformer.parameters import parameter_shapes
 
 FORMAT = "laneformer-tape"
-VERSION = 1
-LOOK_AHEAD = 4  # pages being packed while another is written: what memory has to hold
+VERSION = 2
+Index = TapeIndex | TileIndex
+LOOK_AHEAD = 4  # pages per core being packed while another is written: what memory has to hold
 FINITE_CHECK_ELEMENTS = 1 << 20  # looked at in one go
 
 
@@ -41,7 +42,7 @@ class Tape:
     short.
     """
 
-    def __init__(self, path: Path, plan: Plan, key: str) -> None:
+    def __init__(self, path: Path, plan: Plan, key: str, layout: type[Index] = TapeIndex) -> None:
         self.path = path
         header = read_header(path)
         if header.get("version") != VERSION or header.get("key") != key:
@@ -49,7 +50,7 @@ class Tape:
                 f"{path}: tape of version {header.get('version')!r}, key {header.get('key')!r}; expected "
                 f"version {VERSION}, key {key!r}; delete the file and it is made again"
             )
-        self.index = TapeIndex(plan, header["dtypes"])
+        self.index: Any = layout(plan, header["dtypes"])
         expected, found = header["header_size"] + self.index.size, path.stat().st_size
         if header["size"] != self.index.size or found != expected:
             raise CheckpointError(f"{path}: {found} bytes, expected {expected}: the tape was cut short")
@@ -58,22 +59,11 @@ class Tape:
     def shared(self, name: str) -> np.ndarray:
         """A tensor of the shared run as it is stored; bfloat16 as uint16."""
         entry = next(entry for entry in self.index.shared if entry.name == name)
-        return _view(self.bytes, entry).reshape(entry.shape)
-
-    def rows(self, page: TapePage) -> np.ndarray:
-        """A page as ``[rows, columns]``, as stored."""
-        return unpack_rows(_view(self.bytes, page), len(page.page.rows), page.page.columns)
+        return view(self.bytes, entry).reshape(entry.shape)
 
     def unpack(self) -> dict[str, np.ndarray]:
         """All tensors as the checkpoint had them, bit for bit; for tests and tools."""
-        tensors = {entry.name: self.shared(entry.name) for entry in self.index.shared}
-        shapes = parameter_shapes(self.index.plan.config)
-        for entry in self.index.pages:
-            name, lane, rows = entry.page.tensor, entry.page.lane, entry.page.rows
-            if name not in tensors:
-                tensors[name] = np.empty(shapes[name], STORED[entry.dtype])
-            target = tensors[name] if lane < 0 else tensors[name][lane]
-            target[rows.start : rows.stop] = self.rows(entry)
+        tensors: dict[str, np.ndarray] = self.index.unpack(self.bytes)
         return tensors
 
 
@@ -90,19 +80,20 @@ def read_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def write_tape(weights: Weights, plan: Plan, path: Path, key: str) -> None:
-    """Pack ``weights`` for ``plan``, a few pages in memory at a time.
+def write_tape(weights: Weights, index: Index, path: Path, key: str) -> None:
+    """Pack ``weights`` as ``index`` says, a few pages in memory at a time.
 
     Raises :class:`CheckpointError` for values that are NaN or infinite and where ``path`` cannot be
     written, for one because the disk is full; whatever was at ``path`` then stays.
     """
-    index = TapeIndex(plan, {name: weights.dtype(name) for name in parameter_shapes(plan.config)})
+    plan = index.plan
     values = {
         "format": FORMAT,
         "version": VERSION,
         "key": key,
         "config": plan.config.to_dict(),
         "layout": asdict(plan.layout),
+        "weights": index.layout,
         "dtypes": dict(index.dtypes),
         "size": index.size,
     }
@@ -127,40 +118,38 @@ def write_tape(weights: Weights, plan: Plan, path: Path, key: str) -> None:
         ) from None
 
 
-def _packed(weights: Weights, index: TapeIndex, pool: ThreadPoolExecutor) -> Iterator[tuple[int, memoryview]]:
+def _packed(weights: Weights, index: Index, pool: ThreadPoolExecutor) -> Iterator[tuple[int, memoryview]]:
     """Offset and bytes of everything in order, packed on all cores but never far ahead."""
-    entries: list[SharedTensor | TapePage] = [*index.shared, *index.pages]
-    running = [pool.submit(_packed_entry, weights, entry) for entry in entries[:LOOK_AHEAD]]
+    entries: list[SharedTensor | TapePage | TileRun] = [*index.shared, *index.pages]
+    ahead = LOOK_AHEAD * (os.cpu_count() or 1)
+    running = deque(pool.submit(_packed_entry, weights, index, entry) for entry in entries[:ahead])
     for place, entry in enumerate(entries):
-        data = running.pop(0).result()
-        if place + LOOK_AHEAD < len(entries):
-            running.append(pool.submit(_packed_entry, weights, entries[place + LOOK_AHEAD]))
+        data = running.popleft().result()
+        if place + ahead < len(entries):
+            running.append(pool.submit(_packed_entry, weights, index, entries[place + ahead]))
         yield entry.offset, data
 
 
-def _packed_entry(weights: Weights, entry: SharedTensor | TapePage) -> memoryview:
+def _packed_entry(weights: Weights, index: Any, entry: SharedTensor | TapePage | TileRun) -> memoryview:
     if isinstance(entry, SharedTensor):
-        values = weights.raw(entry.name)
-        _check_finite(values.reshape(-1), weights, entry.name)
-        packed = np.ascontiguousarray(values)
+        packed = np.ascontiguousarray(weights.raw(entry.name)).reshape(-1)
+        names: tuple[str, ...] = (entry.name,)
     else:
-        page = entry.page
-        tensor = weights.raw(page.tensor)
-        rows = (tensor if page.lane < 0 else tensor[page.lane])[page.rows.start : page.rows.stop]
-        packed = pack_rows(rows)
-        _check_finite(packed, weights, page.tensor)
-    return packed.reshape(-1).view(np.uint8).data
+        packed, names = index.pack(weights, entry), index.tensor_names(entry)
+    _check_finite(packed, weights, names)
+    return packed.view(np.uint8).data
 
 
-def _check_finite(values: np.ndarray, weights: Weights, name: str) -> None:
+def _check_finite(values: np.ndarray, weights: Weights, names: tuple[str, ...]) -> None:
     """A weight that is NaN or infinite is refused here: it would make every answer NaN."""
+    dtype = weights.dtype(names[0])
     for start in range(0, values.size, FINITE_CHECK_ELEMENTS):
         part = values[start : start + FINITE_CHECK_ELEMENTS]
-        good = (part & 0x7F80) != 0x7F80 if weights.dtype(name) == "bfloat16" else np.isfinite(part)
+        if dtype == "bfloat16":
+            good = (part & 0x7F80) != 0x7F80
+        else:
+            good = np.isfinite(part.view(STORED[dtype]))
         if not good.all():
-            weights.float32(name)  # tells file and number, as every reader of these weights does
-            raise CheckpointError(f"tensor {name} holds values that are NaN or infinite")
-
-
-def _view(data: np.ndarray, entry: SharedTensor | TapePage) -> np.ndarray:
-    return data[entry.offset : entry.offset + entry.size].view(STORED[entry.dtype])
+            for name in names:
+                weights.float32(name)  # tells file and number, as every reader of these weights does
+            raise CheckpointError(f"tensor {' or '.join(names)} holds values that are NaN or infinite")

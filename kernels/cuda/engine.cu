@@ -143,3 +143,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
 }
 
 }  // namespace laneformer
+
+// What the host must make room for, so that no size is worked out twice: see cuda_backend.py.
+extern "C" __device__ long long laneformer_sizes[] = {
+    laneformer::ALL_PACKETS * static_cast<long long>(sizeof(laneformer::Packet)), laneformer::CHUNK_BYTES,
+    1ll * laneformer::LANES* laneformer::TASKS* laneformer::CACHE_BLOCK_BYTES, laneformer::THREADS,
+    static_cast<long long>(sizeof(laneformer::Request))};

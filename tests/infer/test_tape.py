@@ -16,6 +16,7 @@ from infer.plan import Plan, equal_shares, make_plan, roles
 from infer.tape import Tape, cache_folder, open_tape
 from infer.tape import tape_file as tape_file_module
 from infer.tape.page_layout import pack_rows, unpack_rows
+from infer.tape.tape_file import VERSION
 from laneformer.checkpoint import Checkpoint
 from laneformer.config import LaneformerConfig
 from laneformer.errors import CheckpointError
@@ -113,9 +114,9 @@ def damage_truncate(path: Path) -> None:
 
 
 def damage_version(path: Path) -> None:
-    text = path.read_bytes()
-    assert b'"version": 1' in text
-    path.write_bytes(text.replace(b'"version": 1', b'"version": 7', 1))
+    text, own = path.read_bytes(), f'"version": {VERSION}'.encode()
+    assert own in text
+    path.write_bytes(text.replace(own, b'"version": 7', 1))
 
 
 def damage_header(path: Path) -> None:

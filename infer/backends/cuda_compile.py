@@ -1,0 +1,116 @@
+"""Compiling the CUDA kernel for one model with NVRTC, and keeping the result.
+
+The cubin is named by everything that goes into it: sources, ``model.cuh``, options and the version of NVRTC.
+NVRTC comes with the CUDA toolkit or from pip (``nvidia-cuda-nvrtc``); neither a GPU nor a driver is needed to
+compile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from infer.atomic_file import atomic_file
+from infer.backends.cuda_source import Kernel, model_header
+from infer.tape import cache_folder
+from laneformer.config import LaneformerConfig
+from laneformer.errors import LaneformerError
+
+ENTRY = "laneformer_request"
+ARCHITECTURE = "sm_90a"
+OPTIONS = ("--std=c++17", f"--gpu-architecture={ARCHITECTURE}", "--ptxas-options=-v")
+
+
+class CudaCompileError(LaneformerError):
+    """The kernel cannot be compiled here; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel, and what it takes of a multiprocessor."""
+
+    cubin: bytes
+    registers: int  # of a thread
+    spilled_bytes: int  # stores and loads of registers that did not fit
+
+
+def compile_kernel(config: LaneformerConfig, kernel: Kernel) -> Path:
+    """The cubin for a model, from the cache or compiled now.  Raises :class:`CudaCompileError`."""
+    sources, header, version = kernel_sources(), model_header(config, kernel), nvrtc_version()
+    described = hashlib.sha256(repr((sources, header, OPTIONS, version)).encode()).hexdigest()
+    path = cache_folder() / "compiled" / f"cuda-{described[:32]}.cubin"
+    if not path.exists():
+        built = build(header, sources)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(path) as file:
+                file.write(built.cubin)
+        except OSError as error:
+            raise CudaCompileError(
+                f"{path}: the compiled kernel cannot be written ({error.strerror}); LANEFORMER_CACHE names "
+                "another folder"
+            ) from None
+    return path
+
+
+def kernel_sources() -> dict[str, str]:
+    """Texts of ``kernels/cuda`` by name."""
+    folder = resources.files("kernels") / "cuda"
+    entries = sorted(folder.iterdir(), key=lambda entry: entry.name)
+    return {
+        entry.name: entry.read_text(encoding="utf-8")
+        for entry in entries
+        if entry.name.endswith((".cu", ".cuh"))
+    }
+
+
+def build(header: str, sources: dict[str, str], main: str = "engine.cu") -> Compiled:
+    """Compile ``main`` with ``header`` as its model.cuh.  Raises :class:`CudaCompileError`."""
+    nvrtc = _nvrtc()
+    headers = {name: text for name, text in sources.items() if name != main} | {"model.cuh": header}
+    texts, names = [[each.encode() for each in part] for part in (headers.values(), headers)]
+    program = nvrtc.createProgram(sources[main], main, texts, names)
+    try:
+        nvrtc.compileProgram(program, OPTIONS)
+        log = nvrtc.getProgramLog(program)
+        return Compiled(nvrtc.getCUBIN(program), *resources_used(log))
+    except nvrtc.NVRTCError as error:
+        log = nvrtc.getProgramLog(program)
+        first = next((line for line in log.splitlines() if "error" in line), str(error))
+        raise CudaCompileError(f"NVRTC cannot compile the kernel: {first}") from None
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def resources_used(log: str) -> tuple[int, int]:
+    """Registers and spilled bytes, the worst function's, from what ``-v`` makes ptxas say."""
+    registers = [int(found) for found in re.findall(r"Used (\d+) registers", log)]
+    spills = [int(found) for found in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)]
+    if not registers or not spills:
+        raise CudaCompileError("NVRTC did not say how many registers the kernel takes")
+    return max(registers), sum(spills)
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """Major and minor version; :class:`CudaCompileError` where there is none."""
+    nvrtc = _nvrtc()
+    try:
+        version: tuple[int, int] = nvrtc.getVersion()
+    except (RuntimeError, ImportError, OSError) as error:
+        raise CudaCompileError(
+            f"NVRTC is not here ({error}): install the CUDA toolkit or nvidia-cuda-nvrtc"
+        ) from None
+    return version
+
+
+def _nvrtc():  # type: ignore[no-untyped-def]
+    try:
+        from cupy.cuda import nvrtc
+    except ImportError as error:
+        raise CudaCompileError(
+            f"the cuda back end needs CuPy ({error}): pip install 'laneformer[cuda]'"
+        ) from None
+    return nvrtc

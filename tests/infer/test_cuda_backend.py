@@ -1,0 +1,260 @@
+"""The CUDA back end on a GPU, against numpy on the same rounded weights.
+
+Keys and values are kept in 16 bits, which is most of the difference from numpy; against numpy with the same
+rounding, little is left: packets carry 16 bits of mantissa, so a key or value sometimes rounds the other way.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infer.backends.numpy_backend import NumpyBackend
+from infer.engine import Engine
+from infer.request import Request
+from infer.sampling import Sampler
+from infer.weights import open_model
+from laneformer.errors import ConfigError, LaneformerError
+from tests.golden_cases import CASES, answers
+from tests.infer.rounded import Rounded, rounded_cache
+from tests.tiny_models import RandomWeights, tiny_config
+
+cupy = pytest.importorskip("cupy", reason="no CuPy")
+
+
+def no_gpu() -> str:
+    try:
+        cupy.cuda.runtime.getDeviceProperties(0)
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no GPU: {error}"
+    return ""
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(no_gpu()), reason=no_gpu() or "there is one")]
+
+
+def backend(weights, **options):  # type: ignore[no-untyped-def]
+    from infer.backends.cuda_backend import CudaBackend
+
+    return CudaBackend(weights, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    with pytest.MonkeyPatch.context() as patch:
+        if (
+            "LANEFORMER_CACHE" not in os.environ
+        ):  # where it is named, compiled kernels are kept for the next run
+            patch.setenv("LANEFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def tokens(engine, request: Request) -> list[int]:  # type: ignore[no-untyped-def]
+    return [token for token, _ in engine.decode(request)]
+
+
+def worst(found: np.ndarray, wanted: np.ndarray) -> float:
+    assert np.isfinite(found).all()
+    return float(np.abs(found - wanted).max())
+
+
+def torch_bfloat16_error(folder: Path, ids: list[int], exact: np.ndarray) -> float:
+    """Error of PyTorch's own bfloat16 forward pass of the same rounded weights."""
+    torch = pytest.importorskip("torch")
+    from laneformer.pretrained import load_model
+
+    model = load_model(folder).to(torch.bfloat16)
+    with torch.no_grad():
+        logits = model(torch.tensor([ids]))[0].float().numpy()
+    return float(np.abs(logits - exact).max())
+
+
+@pytest.mark.parametrize("folder", CASES)
+def test_golden_cases(folder: Path) -> None:
+    weights = Rounded(open_model(folder)[0])
+    ids = [int(token) for token in answers(folder)["input_ids"][0]]
+    exact = NumpyBackend(weights).logits(ids)
+    with rounded_cache():
+        same_cache = NumpyBackend(weights).logits(ids)
+    one, two = backend(weights, workers_per_lane=1), backend(weights, workers_per_lane=2)
+    logits = one.logits(ids)
+    error, cache_error = worst(logits, exact), worst(same_cache, exact)
+    rest = worst(logits, same_cache)
+    print(f"{folder.name}: {error:.2e} of {np.abs(exact).max():.1f}, without the cache's {rest:.2e}")
+    assert rest < 0.5 * cache_error
+    assert error < torch_bfloat16_error(folder, ids, exact)
+    np.testing.assert_array_equal(two.logits(ids), logits)  # to the bit, whatever the number of workers
+    request = Request(tuple(ids[:12]), max_new_tokens=20)
+    first = list(one.decode(request))
+    assert list(one.decode(request)) == first
+    assert list(two.decode(request)) == first
+    follows_numpy(weights, request, [token for token, _ in first], 2 * error)
+
+
+def follows_numpy(weights, request: Request, found: list[int], error: float) -> None:  # type: ignore[no-untyped-def]
+    """Each token is numpy's, given those before, or one whose logit is as close as the measured error."""
+    reference = NumpyBackend(weights)
+    ids = list(request.token_ids)
+    for token in found:
+        logits = reference.logits(ids)[-1]
+        assert logits.max() - logits[token] <= error
+        ids.append(token)
+
+
+SHAPES = {
+    "three lanes, odd units": {
+        "num_lanes": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "intermediate_size": 60,
+    },
+    "qk norm, one lane": {"num_lanes": 1, "qk_norm": True, "hidden_size": 64, "broadcast_delay": 0},
+    "four queries per key": {
+        "num_lanes": 2,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+    },
+    "head size 64": {"num_lanes": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64},
+    "head size 96": {"num_lanes": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 96},
+    "head size 128": {"num_lanes": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
+    "lane head": {"lm_head_type": "lane", "num_lanes": 2},
+    "vocabulary in slices, tied": {"lm_head_type": "vocab_parallel", "tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes(name: str, dtype: str) -> None:
+    config = tiny_config(**SHAPES[name], max_position_embeddings=256)
+    weights = Rounded(RandomWeights(config), dtype)
+    ids = [int(token) for token in np.random.default_rng(1).integers(config.vocab_size, size=180)]
+    engine = backend(weights)
+    with rounded_cache(dtype):
+        reference = NumpyBackend(weights)
+        wanted = reference.logits(ids)
+    exact = NumpyBackend(weights).logits(ids)
+    logits = engine.logits(ids)
+    assert worst(logits, wanted) < 0.5 * worst(wanted, exact) + 1e-4
+    # The same prompt in chunks: 16-bit inputs of products, so less exact than a token alone.
+    scale = float(np.abs(exact).max())
+    for length in (2, 3, 17, 64, 65, 66, 130, 180):
+        step = next(engine.decode(Request(tuple(ids[:length]), max_new_tokens=1)))
+        best = exact[length - 1]
+        assert best.max() - best[step[0]] < 0.03 * scale, length
+
+
+def test_a_prompt_in_chunks_has_the_same_bits_for_any_number_of_workers() -> None:
+    config = tiny_config(max_position_embeddings=256, hidden_size=64, intermediate_size=128)
+    weights = Rounded(RandomWeights(config))
+    ids = tuple(int(token) for token in np.random.default_rng(2).integers(config.vocab_size, size=150))
+    found = [
+        list(backend(weights, workers_per_lane=workers).decode(Request(ids, max_new_tokens=30)))
+        for workers in (1, 2, 3, 4)
+    ]
+    assert found[1:] == found[:1] * 3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 5},
+        {"temperature": 1.3, "top_p": 0.8},
+        {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
+        {"temperature": 2.0, "min_p": 0.1},
+        {"temperature": 50.0, "top_p": 0.99},
+        {"temperature": 0.01, "top_p": 0.9},
+        {"temperature": 0.9, "top_p": 0.5, "repetition_penalty": 1.3},
+        {"temperature": 1.0, "top_k": 1},
+    ],
+    ids=str,
+)
+def test_sampling_is_that_of_the_reference(options: dict[str, float]) -> None:
+    weights = Rounded(RandomWeights(tiny_config()))
+    engine = backend(weights)
+    for seed in range(10):
+        request = Request((1, 2, 3 + seed), max_new_tokens=1, seed=seed, **options)  # type: ignore[arg-type]
+        [(token, log_probability)] = engine.decode(request)
+        logits = engine._arrays["logits"].get().view(np.float32)
+        wanted, wanted_log_probability = Sampler(request, len(logits)).choose(logits)
+        assert token == wanted
+        assert log_probability == pytest.approx(wanted_log_probability, abs=1e-4)
+
+
+def test_repetition_penalty_and_stops() -> None:
+    weights = Rounded(RandomWeights(tiny_config()))
+    engine = backend(weights)
+    free = tokens(engine, Request((1, 2), max_new_tokens=12))
+    stopped = tokens(engine, Request((1, 2), max_new_tokens=12, stop_token_ids=frozenset({free[5]})))
+    assert stopped == free[: free.index(free[5]) + 1]
+    strict = tokens(engine, Request((1, 2), max_new_tokens=40, repetition_penalty=1000.0))
+    assert len(set(strict)) == len(strict)
+
+
+def test_a_full_context_and_many_requests() -> None:
+    config = tiny_config()
+    engine = backend(Rounded(RandomWeights(config)))
+    full = tokens(engine, Request(tuple(range(10)), max_new_tokens=1000))
+    assert len(full) == config.max_position_embeddings - 10
+    for length in (1, 63, 5, 40, 2):
+        again = tokens(engine, Request(tuple(range(10)), max_new_tokens=length % 20 + 1))
+        assert again == full[: len(again)]
+
+
+def test_cancelling_ends_the_request_and_the_next_one_runs() -> None:
+    config = tiny_config(max_position_embeddings=4096)
+    engine = Engine.from_backend(backend(Rounded(RandomWeights(config))))
+    wanted = [token.token_id for token in engine.generate([1, 2], max_new_tokens=8)]
+    for _ in range(5):
+        running = engine.generate([1, 2], max_new_tokens=4000)
+        assert [next(running).token_id for _ in range(3)] == wanted[:3]
+        running.close()
+    assert [token.token_id for token in engine.generate([1, 2], max_new_tokens=8)] == wanted
+
+
+def test_checksums_change_nothing() -> None:
+    weights = Rounded(RandomWeights(tiny_config()))
+    request = Request((4, 5, 6), max_new_tokens=30)
+    plain, checked = backend(weights), backend(weights, checksums=True)
+    assert list(checked.decode(request)) == list(plain.decode(request))
+    assert list(checked.decode(request)) == list(plain.decode(request))
+
+
+def test_a_missing_packet_ends_with_worker_layer_and_place() -> None:
+    engine = backend(Rounded(RandomWeights(tiny_config())), silent_worker=3, stall_seconds=0.2)
+    with pytest.raises(LaneformerError, match=r"worker \d+ \(lane \d\), layer 0, waiting .*given up"):
+        tokens(engine, Request((1, 2), max_new_tokens=4))
+
+
+def test_epochs_begin_again_before_they_wrap() -> None:
+    engine = backend(Rounded(RandomWeights(tiny_config())))
+    request = Request((4, 5, 6), max_new_tokens=10)
+    wanted = tokens(engine, request)
+    engine._epoch = (1 << 32) - 20
+    assert tokens(engine, request) == wanted
+    assert engine._epoch < 1000
+    assert tokens(engine, request) == wanted
+
+
+def test_shapes_and_workers_that_do_not_fit_are_refused() -> None:
+    weights = Rounded(RandomWeights(tiny_config()))
+    with pytest.raises(ConfigError, match="workers per lane must be 1 to 2"):
+        backend(weights, workers_per_lane=3)
+    with pytest.raises(ConfigError, match="hidden_size in fours"):
+        backend(Rounded(RandomWeights(tiny_config(hidden_size=34, head_dim=4))))
+    with pytest.raises(
+        LaneformerError, match=r"does not fit: weights 0\.00 GB, keys and values .* GB are free"
+    ):
+        backend(
+            Rounded(
+                RandomWeights(tiny_config(max_position_embeddings=1 << 24, sliding_layers=(), head_dim=128))
+            )
+        )
+
+
+def test_bandwidth_is_that_of_a_gpu() -> None:
+    assert 1e12 < backend(Rounded(RandomWeights(tiny_config()))).read_bandwidth() < 1e13
