@@ -171,6 +171,7 @@ class CudaBackend:
         done = device.launch(self._function, blocks, self._threads, values, SHARED_BYTES)
         try:
             yield from self._tokens(limit, done)
+            done.synchronize()
         finally:
             words[-1] = 1  # cancels what has not ended; the memory above must outlive the kernel
             done.synchronize()

@@ -81,6 +81,7 @@ class Device:
     def upload_into(self, target: Any, data: np.ndarray) -> None:
         """Copy mapped bytes to the device, one piece being read while another is on its way."""
         cupy = self._cupy
+        cupy.cuda.Stream.null.synchronize()  # the target was cleared there: not after this
         buffers = [_pinned(cupy, PIECE_BYTES, np.uint8) for _ in range(2)]
         sent: list[Any] = [None, None]
         for number, start in enumerate(range(0, len(data), PIECE_BYTES)):
