@@ -1,8 +1,9 @@
 """From a completion to a program.
 
-The program is the prompt and the longest run of whole lines of the completion that parses and gives
-the function a body.  When the completion is a chat answer, the last fenced block that defines the
-function is taken instead, after the prompt's imports and helpers.
+The last fenced block that defines the function is the program, after the prompt's imports and helpers.
+Without one, it is the prompt and the longest run of whole lines from the completion's beginning that parses
+and gives the function a body; and where the completion does not go on from the prompt, the longest such run
+that begins anywhere, again after the prompt's imports and helpers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import textwrap
 import warnings
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*$", re.MULTILINE)
+_BEGINS_CODE = re.compile(r"(?:async\s+def|def|class|import|from|@)\b|@|[A-Za-z_]\w*\s*=[^=]")
 _KEPT_STATEMENTS = (
     ast.FunctionDef,
     ast.AsyncFunctionDef,
@@ -32,17 +34,26 @@ def extract_program(prompt: str, completion: str, entry_point: str) -> str | Non
     definitions of the function, which the stop rule would not have let begin.
     """
     blocks = _fenced_blocks(completion)
-    if blocks:
-        context = _context(prompt, entry_point)
-        for block in reversed(blocks):
-            program = _longest_program(context, textwrap.dedent(block), entry_point)
-            if program is not None:
-                return program
+    context = _context(prompt, entry_point)
+    for block in reversed(blocks):
+        program = _longest_program(context, textwrap.dedent(block), entry_point)
+        if program is not None:
+            return program
     for text in (completion, *reversed(blocks)):
         program = _longest_program(prompt, text, entry_point)
         if program is not None:
             return program
-    return None
+    return _longest_span(context, completion, entry_point)
+
+
+def _longest_span(context: str, completion: str, entry_point: str) -> str | None:
+    """The longest program among those that begin at a line which looks like the beginning of one."""
+    if entry_point not in completion:
+        return None
+    lines = completion.split("\n")
+    starts = [number for number, line in enumerate(lines) if _BEGINS_CODE.match(line)]
+    spans = (_longest_program(context, "\n".join(lines[start:]), entry_point) for start in starts)
+    return max((span for span in spans if span is not None), key=len, default=None)
 
 
 def _fenced_blocks(completion: str) -> list[str]:
@@ -98,6 +109,8 @@ def _longest_program(prefix: str, text: str, entry_point: str) -> str | None:
 
 def _has_body(node: ast.stmt, entry_point: str) -> bool:
     """Whether ``node`` defines the function with more than a docstring, ``pass`` or ``...``."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+        return any(isinstance(target, ast.Name) and target.id == entry_point for target in node.targets)
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node.name != entry_point:
         return False
     return not all(

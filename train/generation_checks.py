@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from evals.evaluate import evaluate_suite
 from evals.generate import EngineGenerator
-from evals.humaneval import evaluate_humaneval
-from evals.problems import load_problems
+from evals.suites import load_suite
 from infer import Engine
 from laneformer.model import LaneformerForCausalLM
 from laneformer.tokenizer import Tokenizer
@@ -74,9 +74,9 @@ def run_humaneval(
     shutil.rmtree(folder, ignore_errors=True)
     generator = _StoppableGenerator(Engine.from_backend(TorchBackend(model), tokenizer), stopping)
     try:
-        result = evaluate_humaneval(
+        result = evaluate_suite(
             generator,
-            load_problems()[: config.problems],
+            load_suite("humaneval").first(config.problems),
             max_new_tokens=config.max_new_tokens,
             output_dir=folder,
             progress=False,
