@@ -136,7 +136,10 @@ def test_seeds_differ_between_samples_and_stay_the_same() -> None:
 def test_canonical_generator_answers_the_problem_also_where_two_share_a_prompt(increment: Problem) -> None:
     other = Problem("Other/0", increment.prompt, "f", increment.test, "    return 1 + x\n")
     for problem in (increment, other):
-        assert complete(CanonicalGenerator(), problem, BaseFormat(), **OPTIONS).text == problem.canonical_solution
+        assert (
+            complete(CanonicalGenerator(), problem, BaseFormat(), **OPTIONS).text
+            == problem.canonical_solution
+        )
 
 
 def test_errors_that_are_no_refusals_pass_through(increment: Problem) -> None:
