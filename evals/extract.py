@@ -36,7 +36,7 @@ def extract_program(prompt: str, completion: str, entry_point: str) -> str | Non
     blocks = _fenced_blocks(completion)
     context = _context(prompt, entry_point)
     for block in reversed(blocks):
-        program = _longest_program(context, textwrap.dedent(block), entry_point)
+        program = _longest_program(context, _dedented(block), entry_point)
         if program is not None:
             return program
     for text in (completion, *reversed(blocks)):
@@ -70,6 +70,13 @@ def _fenced_blocks(completion: str) -> list[str]:
     if begin is not None:
         blocks.append(completion[begin:])
     return blocks
+
+
+def _dedented(block: str) -> str:
+    """Without the indentation of the list or quotation that the block stands in."""
+    if any(line and not line[0].isspace() for line in block.split("\n")):
+        return block  # textwrap would still change lines of blanks, which may be in a string
+    return textwrap.dedent(block)
 
 
 def _context(prompt: str, entry_point: str) -> str:

@@ -3,9 +3,9 @@ arXiv:2305.01210).
 
 The published files hold one object a line: ``task_id``, ``prompt``, ``entry_point``,
 ``canonical_solution``, ``base_input`` and ``plus_input`` (lists of argument lists), ``atol``, ``contract``,
-and in MBPP+ ``assertion``.  There are no expected answers: a program is right when it answers every input as the
-canonical solution does, which our judge runs beside it (:mod:`evals.sandbox.reference`).  ``contract`` says
-which inputs make sense; the authors used it to make the inputs, and no verdict depends on it.
+and in MBPP+ ``assertion``.  There are no expected answers: a program is right when it answers every input as
+the canonical solution does, which our judge runs beside it (:mod:`evals.sandbox.reference`).  ``contract``
+says which inputs make sense; the authors used it to make the inputs, and no verdict depends on it.
 """
 
 from __future__ import annotations

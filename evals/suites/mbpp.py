@@ -174,5 +174,5 @@ def _names(statements: Iterable[ast.AST]) -> set[str]:
 
 def _missing_imports(code: str, tests: Sequence[str], imports: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Modules that the assertions take from the reference program, whose imports they were written beside."""
-    wanted = _names(ast.parse("\n".join(tests)).body) - set(dir(builtins)) - _bound_by(imports)
-    return [node for node in ast.parse(code).body if _is_import(node) and _bound_by([node]) & wanted]
+    wanted = _names(parsed("\n".join(tests), "the tests").body) - set(dir(builtins)) - _bound_by(imports)
+    return [node for node in parsed(code, "the code").body if _is_import(node) and _bound_by([node]) & wanted]
