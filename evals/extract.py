@@ -14,7 +14,9 @@ import textwrap
 import warnings
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*$", re.MULTILINE)
-_BEGINS_CODE = re.compile(r"(?:async\s+def|def|class|import|from|@)\b|@|[A-Za-z_]\w*\s*=[^=]")
+# A model that repeats itself without end would otherwise cost minutes.
+_MOST_DEFINITIONS = 16
+_MOST_TRIES = 16
 _KEPT_STATEMENTS = (
     ast.FunctionDef,
     ast.AsyncFunctionDef,
@@ -47,13 +49,37 @@ def extract_program(prompt: str, completion: str, entry_point: str) -> str | Non
 
 
 def _longest_span(context: str, completion: str, entry_point: str) -> str | None:
-    """The longest program among those that begin at a line which looks like the beginning of one."""
-    if entry_point not in completion:
-        return None
+    """The longest program around one of the function's definitions, wherever that stands."""
+    definition = re.compile(
+        rf"(?:async\s+def|def)\s+{re.escape(entry_point)}\b|{re.escape(entry_point)}\s*=[^=]"
+    )
     lines = completion.split("\n")
-    starts = [number for number, line in enumerate(lines) if _BEGINS_CODE.match(line)]
-    spans = (_longest_program(context, "\n".join(lines[start:]), entry_point) for start in starts)
-    return max((span for span in spans if span is not None), key=len, default=None)
+    best: str | None = None
+    found = [number for number, line in enumerate(lines) if definition.match(line)]
+    for number in found[:_MOST_DEFINITIONS]:
+        before = "".join(f"{line}\n" for line in lines[_beginning(lines, number) : number])
+        program = _longest_program(context + before, "\n".join(lines[number:]), entry_point)
+        if program is not None and (best is None or len(program) > len(best)):
+            best = program
+    return best
+
+
+def _beginning(lines: list[str], definition: int) -> int:
+    """The first of the lines right before ``definition`` that are statements of a program, without a gap."""
+    beginning, tries = definition, 0
+    for number in range(definition - 1, -1, -1):
+        line = lines[number]
+        if not line.strip() or line[0].isspace():
+            continue  # the inside of a statement, or nothing
+        # A decorator belongs to what it decorates.
+        stub = "\ndef decorated(): pass" if line.startswith("@") and beginning == definition else ""
+        tree = _parse("\n".join(lines[number:beginning]) + stub)
+        tries += 1
+        if isinstance(tree, ast.Module) and all(map(_may_follow, tree.body)):
+            beginning, tries = number, 0
+        elif tries == _MOST_TRIES:  # more than the last lines of one statement
+            break
+    return beginning
 
 
 def _fenced_blocks(completion: str) -> list[str]:

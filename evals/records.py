@@ -112,12 +112,13 @@ class Sample:
 class RunFolder:
     """Opens ``folder`` for a run with ``settings`` and ``prompts``, new or to be continued.
 
-    ``finished`` holds the judged samples found there, ``completions`` all completions.  Raises
-    EvaluationError when the folder belongs to a run with other settings or is damaged.
+    Without ``prompts``, those in the folder stay as they are.  ``finished`` holds the judged samples found
+    there, ``completions`` all completions.  Raises EvaluationError when the folder belongs to a run with
+    other settings or is damaged.
     """
 
     def __init__(
-        self, folder: Path, settings: Mapping[str, Any], prompts: Iterable[PromptRecord] = ()
+        self, folder: Path, settings: Mapping[str, Any], prompts: Iterable[PromptRecord] | None = None
     ) -> None:
         self._folder = folder
         self._summary_path = folder / "summary.json"
@@ -129,8 +130,9 @@ class RunFolder:
                 self._check_settings()
             else:
                 self._check_new()
-            lines = "".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts)
-            replace_file(folder / PROMPTS, lines)
+            if prompts is not None:
+                lines = "".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts)
+                replace_file(folder / PROMPTS, lines)
             self.completions: list[CompletionRecord] = read_lines(folder / COMPLETIONS, _completion)
             self.finished: list[Sample] = read_lines(folder / SAMPLES, _sample)
             self.write_summary({"complete": False})

@@ -120,31 +120,27 @@ def _described(problem: Problem, assertion: str, where: str) -> Problem:
     Releases of 2023 keep the assertion outside of the prompt, later ones write it in as here.
     """
     body = parsed(problem.prompt, f"{where}: the prompt").body
-    if len(body) != 1 or not (docstring := _string(body[0])):
+    written = problem.prompt.strip()
+    quotes = written[-3:]
+    if len(body) != 1 or not _is_string(body[0]) or quotes not in ('"""', "'''"):
         raise EvaluationError(f"{where}: the prompt is not one docstring")
-    lines = docstring.strip().splitlines()
+    lines = written[3:-3].strip().splitlines()  # as written, with its backslashes
     shown = [line for line in lines if line.startswith("assert ")]
     if not shown:
         tests = parsed(assertion, f"{where}: assertion").body
         first = next((node for node in tests if isinstance(node, ast.Assert)), None)
         if first is None:
             raise EvaluationError(f"{where}: assertion holds no assertion")
-        shown = [ast.get_source_segment(assertion, first) or ast.unparse(first)]
+        shown = (ast.get_source_segment(assertion, first) or ast.unparse(first)).splitlines()
         lines += shown
     description = "\n".join(line for line in lines if line not in shown)
-    quotes = problem.prompt.strip()[-3:]
     prompt = "\n".join([quotes, *lines, quotes, ""])
-    return replace(problem, prompt=prompt, description=description, shown_tests=tuple(shown))
+    return replace(problem, prompt=prompt, description=description, shown_tests=("\n".join(shown),))
 
 
-def _string(node: ast.stmt) -> str:
-    if (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    ):
-        return node.value.value
-    return ""
+def _is_string(node: ast.stmt) -> bool:
+    constant = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(constant, ast.Constant) and isinstance(constant.value, str)
 
 
 def argument_types(assertion: str, entry_point: str, where: str) -> list[Type]:

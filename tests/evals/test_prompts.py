@@ -127,6 +127,8 @@ def _value(program: str | None, call: str = "add(1)") -> Any:
         "def add(x):\n    return x + 11\n[DONE]\ndef add(x):\n    return None\n",
         "def add(x):\n    return x + 11\n\nYou are an expert Python programmer, and here",
         "Here is the code:\n\nimport math\n\ndef add(x):\n    return math.floor(x) + 11\n\nIt adds.",
+        "We need\n\nSCALE = [\n    1,\n]\n@lambda f: f\ndef add(x):\n    return x * SCALE[0] + 11\n",
+        "So:\nimport math\n\n\ndef h(x):\n    return math.ceil(x)\n\n\ndef add(x):\n    return h(x) + 11\n",
         "From here on:\nfrom what we know\n\ndef add(x):\n    return x + 11\n\nDone.",
         "```python\ndef add(x):\n    return x + 11\n```\n[DONE]",
         "add = lambda x: x + 11\n[DONE]",
