@@ -3,6 +3,8 @@
 evaluate humaneval --model checkpoints/mine --output results/mine
 evaluate humaneval --model checkpoints/mine --samples 20 --temperature 0.8 --k 1 10
 evaluate humaneval --verify-canonical
+evaluate report results/mine
+evaluate compare results/mine results/theirs
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evals.generate import CanonicalGenerator, EngineGenerator, Generator
 from evals.humaneval import HumanEvalResult, check_sampling, evaluate_humaneval
 from evals.model_hash import model_sha256
 from evals.problems import load_problems
+from evals.report.cli import add_report_commands
 from laneformer.errors import EvaluationError, LaneformerError
 
 EXIT_USER_ERROR = 2
@@ -52,10 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="judge the problems' own solutions instead of a model: all must pass",
     )
+    add_report_commands(suites)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs what :func:`add_arguments` has parsed; returns the exit code."""
+    if hasattr(args, "command"):  # no suite
+        command: Callable[[argparse.Namespace], int] = args.command
+        return command(args)
     if args.limit is not None and args.limit < 1:
         raise EvaluationError(f"--limit must be at least 1, found {args.limit}")
     if args.verify_canonical == (args.model is not None):
