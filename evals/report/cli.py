@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from laneformer.errors import EvaluationError
+
 
 def add_report_commands(commands: Any) -> None:
     """Adds the two commands to the sub-parsers ``commands``, each with its function as ``command``."""
@@ -49,10 +51,14 @@ def add_report_commands(commands: Any) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Writes the report of ``args.folder`` and prints its short table; returns 0."""
-    # numpy and jinja2, which the other commands do without.
+    # numpy and jinja2, which the suites do without.
     from evals.report.markdown import short_table
-    from evals.report.report import build_report, write_report
     from evals.report.run import read_run
+
+    try:
+        from evals.report.report import build_report, write_report
+    except ModuleNotFoundError as error:
+        raise EvaluationError(f"reports need {error.name}: pip install 'laneformer[eval]'") from None
 
     run = read_run(args.folder)
     report = build_report(run, ks=args.k, resamples=args.resamples, seed=args.seed, partial=args.partial)
