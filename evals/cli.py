@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs what :func:`add_arguments` has parsed; returns the exit code."""
-    if hasattr(args, "command"):  # no suite
-        command: Callable[[argparse.Namespace], int] = args.command
+    if hasattr(args, "evaluate"):  # no suite
+        command: Callable[[argparse.Namespace], int] = args.evaluate
         return command(args)
     if args.limit is not None and args.limit < 1:
         raise EvaluationError(f"--limit must be at least 1, found {args.limit}")

@@ -15,7 +15,7 @@ from laneformer.errors import EvaluationError
 
 
 def add_report_commands(commands: Any) -> None:
-    """Adds the two commands to the sub-parsers ``commands``, each with its function as ``command``."""
+    """Adds the two commands to the sub-parsers ``commands``, each with its function as ``evaluate``."""
     report = commands.add_parser(
         "report",
         help="score a run folder: report.json, report.md and a page in which to read the samples",
@@ -25,7 +25,7 @@ def add_report_commands(commands: Any) -> None:
     report.add_argument("--k", metavar="K", type=int, nargs="+", help="the k of pass@k (default: the run's)")
     report.add_argument("--output", metavar="DIR", type=Path, help="write here (default: into RUN)")
     report.add_argument("--partial", action="store_true", help="an unfinished run too, and say so in it")
-    report.set_defaults(command=run_report)
+    report.set_defaults(evaluate=run_report)
 
     compare = commands.add_parser(
         "compare",
@@ -35,7 +35,7 @@ def add_report_commands(commands: Any) -> None:
     compare.add_argument("first", metavar="A", type=Path, help="a run folder")
     compare.add_argument("second", metavar="B", type=Path, help="a run folder")
     compare.add_argument("--json", action="store_true", help="print one JSON object")
-    compare.set_defaults(command=run_compare)
+    compare.set_defaults(evaluate=run_compare)
 
     for parser in (report, compare):
         add = parser.add_argument
