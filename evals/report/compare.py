@@ -23,7 +23,7 @@ from laneformer.errors import EvaluationError
 
 # Without these being equal, no problem of one run is the same question as in the other.  The number of
 # samples is among them because the test asks what would change if the two runs were swapped.
-_MUST_BE_EQUAL = ("suite", "problems_sha256", "prompt_format", "samples_per_problem")
+_MUST_BE_EQUAL = ("suite", "problems_sha256", "prompt_format", "shots", "samples_per_problem")
 
 
 def compare_runs(

@@ -4,6 +4,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const ROW_HEIGHT = 30; // as in the style sheet
 const SPARE_ROWS = 10; // drawn above and below what can be seen
+const SHOWN_AT_FIRST = 50000; // characters of a text; tests of megabytes take a browser seconds to lay out
 
 const list = document.getElementById("list");
 const rows = document.getElementById("rows");
@@ -58,8 +59,18 @@ function pane(title, text, className) {
   const code = element("pre");
   code.tabIndex = 0; // so that the keyboard scrolls it
   if (text === null) code.append(element("span", "none", "none: the completion holds no program"));
-  else appendText(code, text);
+  else appendText(code, text.slice(0, SHOWN_AT_FIRST));
   section.append(code);
+  if (text !== null && text.length > SHOWN_AT_FIRST) {
+    const more = element("button", "more", `show all ${text.length} characters`);
+    more.type = "button";
+    more.addEventListener("click", () => {
+      code.replaceChildren();
+      appendText(code, text);
+      more.remove();
+    });
+    section.append(more);
+  }
   return section;
 }
 

@@ -44,6 +44,7 @@ def write_run(
     all_settings = {
         "suite": "humaneval",
         "prompt_format": "completion",
+        "shots": 0,
         "model": "checkpoints/mine",
         "model_sha256": "0" * 64,
         "problems": len(lines),

@@ -75,6 +75,7 @@ def test_a_run_equals_itself(tmp_path: Path) -> None:
         ({"suite": "mbpp"}, "suite is humaneval and mbpp"),
         ({"problems_sha256": "2" * 64}, f"problems_sha256 is {'1' * 64} and {'2' * 64}"),
         ({"prompt_format": "chat"}, "prompt_format is completion and chat"),
+        ({"shots": 3}, "shots is 0 and 3"),
         ({"samples_per_problem": 2}, "samples_per_problem is 1 and 2"),
     ],
 )
