@@ -80,7 +80,7 @@ class EndpointClient:
     def answer(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Sends one request and returns its answer, a JSON object."""
         with _translated(self.url):
-            response = self._client.post(f"{self.url}/{path}", json={"model": self.model, **body})
+            response = self._client.send(self._request(path, body))
             self._check_status(response)
         return self._object(response.content)
 
@@ -90,9 +90,7 @@ class EndpointClient:
         Closing the iterator closes the connection, by which servers know that the rest is not wanted.
         TemporaryError where the stream ends before it says that it does.
         """
-        request = self._client.build_request(
-            "POST", f"{self.url}/{path}", json={"model": self.model, "stream": True, **body}
-        )
+        request = self._request(path, {"stream": True, **body})
         with _translated(self.url):
             response = self._client.send(request, stream=True)
         with closing(response):
@@ -100,13 +98,19 @@ class EndpointClient:
                 if response.status_code != 200:
                     response.read()
                 self._check_status(response)
-                kind = response.headers.get("content-type", "")
+                kind = response.headers.get("content-type", "no content type")
                 if not kind.startswith("text/event-stream"):
                     raise EvaluationError(
-                        f"{self.url} was asked for a stream and answered with {kind or 'no content type'}: "
+                        f"{self.url} was asked for a stream and answered with {_start(kind)}: "
                         "give --no-stream"
                     )
             yield from self._stream_events(response)
+
+    def _request(self, path: str, body: Mapping[str, Any]) -> httpx.Request:
+        # In ASCII, for a name from the command line may hold what UTF-8 cannot.
+        content = json.dumps({"model": self.model, **body}).encode("ascii")
+        headers = {"Content-Type": "application/json"}
+        return self._client.build_request("POST", f"{self.url}/{path}", content=content, headers=headers)
 
     def _stream_events(self, response: httpx.Response) -> Iterator[dict[str, Any]]:
         ended = False
@@ -151,7 +155,7 @@ class EndpointClient:
         elif status == 404:
             hint = f": is the model called {self.model!r}, and does the address end like .../v1?"
         elif 300 <= status < 400:
-            hint = f": it points to {response.headers.get('location', 'nowhere')}"
+            hint = f": it points to {_start(response.headers.get('location', 'nowhere'))}"
         raise EvaluationError(f"{self.url} answers with HTTP {status}{said}{hint}")
 
     def _object(self, data: bytes) -> dict[str, Any]:

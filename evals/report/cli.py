@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from evals.report.printable import printable
 from laneformer.errors import EvaluationError
 
 
@@ -64,7 +65,7 @@ def run_report(args: argparse.Namespace) -> int:
     report = build_report(run, ks=args.k, resamples=args.resamples, seed=args.seed, partial=args.partial)
     paths = write_report(run, report, args.output or args.folder)
     print(short_table(report))
-    print(f"read the samples in {paths[-1]}")
+    print(f"read the samples in {printable(str(paths[-1]))}")
     return 0
 
 

@@ -6,6 +6,7 @@ report["pass_at_k"][0]      # {"k": 1, "value": 0.31, "low": 0.24, "high": 0.38}
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
@@ -106,13 +107,15 @@ def write_report(run: Run, report: Mapping[str, Any], folder: Path) -> list[Path
         "report.md": markdown(report),
         "report.html": page(run, report),
     }
+    temporary = folder / "report.partial"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            temporary = folder / f"{name}.partial"
             # The HTML may hold halves of surrogate pairs, from a setting; nothing else can here.
             temporary.write_text(text, encoding="utf-8", errors="xmlcharrefreplace")
             os.replace(temporary, folder / name)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise EvaluationError(f"the report cannot be written to {folder}: {error}") from None
     return [folder / name for name in texts]

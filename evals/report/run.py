@@ -9,6 +9,7 @@ folder whose files do not belong together gives one error and never a number.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
@@ -125,6 +126,11 @@ def read_run(folder: Path) -> Run:
         problem = _record(AskedProblem, values, where)
         if problem.task_id in asked:
             raise EvaluationError(f"{where}: {problem.task_id} is there twice")
+        if (
+            problem.prompt_sha256
+            != hashlib.sha256(problem.prompt.encode("utf-8", "surrogatepass")).hexdigest()
+        ):
+            raise EvaluationError(f"{where}: the prompt is not the one that prompt_sha256 was made of")
         asked[problem.task_id] = problem
     if len(asked) != settings["problems"]:
         raise EvaluationError(

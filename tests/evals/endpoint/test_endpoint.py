@@ -298,6 +298,11 @@ def test_addresses_are_checked(url: str, message: str) -> None:
         EndpointClient(url, MODEL)
 
 
+def test_a_name_that_is_no_text_is_only_an_unknown_model(server: Server) -> None:
+    with pytest.raises(EvaluationError, match=r"is the model called 'm\\udcff'"):
+        EndpointGenerator(EndpointClient(server.url, "m\udcff")).check()
+
+
 def test_options_are_checked(server: Server) -> None:
     with pytest.raises(EvaluationError, match="model needs a name"):
         EndpointClient(server.url, "")

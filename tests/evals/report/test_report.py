@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -150,6 +152,20 @@ def test_errors_are_one_line_and_exit_code_two(
     assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
     assert message in captured.err
     assert report_files(run) == []
+
+
+def test_a_full_disk_leaves_no_half_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path / "run", [[True]])
+
+    def full_disk(source: Path, destination: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("evals.report.report.os.replace", full_disk)
+    assert cli.main(["report", str(folder)]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert report_files(folder) == []
 
 
 def test_a_page_is_part_of_the_package() -> None:

@@ -84,6 +84,10 @@ def replace_in(name: str, old: str, new: str) -> Any:
         (damage_line("samples.jsonl", 1, seconds=float("nan")), "line 2 is damaged: not JSON"),
         (replace_in("samples.jsonl", '"seconds": 0.25', '"seconds": 1e999'), "line 1 is damaged: not JSON"),
         (replace_in("samples.jsonl", '"tokens"', '"spoken"'), "tokens is missing"),
+        (
+            damage_line("prompts.jsonl", 0, prompt="def other():"),
+            "not the one that prompt_sha256 was made of",
+        ),
         (replace_in("prompts.jsonl", "HumanEval/1", "HumanEval/0"), "line 2: HumanEval/0 is there twice"),
         (replace_in("summary.json", '"problems": 2', '"problems": 3'), "summary.json says 3"),
         (replace_in("summary.json", '"problems": 2', '"problems": true'), "summary.json is damaged"),
