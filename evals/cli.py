@@ -4,6 +4,8 @@ evaluate humaneval --model checkpoints/mine --output results/mine
 evaluate mbpp --model checkpoints/mine --problems mbpp.jsonl --prompt-format chat
 evaluate basics --model checkpoints/mine --samples 20 --temperature 0.8 --k 1 10
 evaluate humaneval --verify-canonical
+evaluate report results/mine
+evaluate compare results/mine results/theirs
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from evals import suite_command
+from evals.report.cli import add_report_commands
 from laneformer.errors import LaneformerError
 
 EXIT_USER_ERROR = 2
@@ -24,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the sub-commands, each with its options, to ``parser``."""
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     suite_command.add_commands(commands)
+    add_report_commands(commands)
 
 
 def run(args: argparse.Namespace) -> int:
