@@ -5,6 +5,7 @@ evaluate mbpp --model checkpoints/mine --problems mbpp.jsonl --prompt-format cha
 evaluate basics --model checkpoints/mine --samples 20 --temperature 0.8 --k 1 10
 evaluate humaneval --verify-canonical
 evaluate report results/mine
+evaluate serve-check --url http://localhost:8000/v1 --model NAME --suite humaneval
 evaluate compare results/mine results/theirs
 """
 
@@ -16,6 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from evals import suite_command
+from evals.endpoint.cli import add_serve_check_command
 from evals.report.cli import add_report_commands
 from laneformer.errors import LaneformerError
 
@@ -28,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     suite_command.add_commands(commands)
     add_report_commands(commands)
+    add_serve_check_command(commands)
 
 
 def run(args: argparse.Namespace) -> int:

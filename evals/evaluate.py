@@ -14,12 +14,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from evals.generate import CanonicalGenerator, Generator, complete, sample_seed
 from evals.judging import Judges, progress_bar
+from evals.overlap import overlapped
 from evals.passk import mean_pass_at_k
 from evals.problems import Problem, fingerprint
 from evals.prompts import BaseFormat, PromptFormat
@@ -138,35 +140,44 @@ def evaluate_suite(
         if bar is not None:
             bar.update()
 
+    def completion_of(place: tuple[int, int]) -> CompletionRecord:
+        problem_index, sample_index = place
+        problem = problems[problem_index]
+        found = written.get((problem.task_id, sample_index))
+        if found is not None:
+            return found
+        own_seed = sample_seed(seed, problem_index, sample_index)
+        made = complete(
+            generator,
+            problem,
+            prompt_format,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=own_seed,
+        )
+        completion = CompletionRecord(
+            task_id=problem.task_id,
+            sample=sample_index,
+            prompt_sha256=prompts[problem.task_id].prompt_sha256,
+            completion=made.text,
+            refusal=made.refusal,
+            seed=own_seed,
+            tokens=made.tokens,
+            generation_seconds=round(made.seconds, 6),
+        )
+        if folder is not None:  # before it is judged, or waits for others: it may have cost minutes
+            folder.add_completion(completion)
+        return completion
+
     try:
-        with Judges(sandbox, workers, keep) as judges:
-            for problem_index, sample_index in pending:
+        with (
+            Judges(sandbox, workers, keep) as judges,
+            closing(overlapped(completion_of, pending, getattr(generator, "concurrency", 1))) as completions,
+        ):
+            for (problem_index, sample_index), completion in completions:
                 problem = problems[problem_index]
-                completion = written.get((problem.task_id, sample_index))
-                if completion is None:
-                    own_seed = sample_seed(seed, problem_index, sample_index)
-                    made = complete(
-                        generator,
-                        problem,
-                        prompt_format,
-                        max_new_tokens=max_new_tokens,
-                        temperature=temperature,
-                        top_p=top_p,
-                        seed=own_seed,
-                    )
-                    completion = CompletionRecord(
-                        task_id=problem.task_id,
-                        sample=sample_index,
-                        prompt_sha256=prompts[problem.task_id].prompt_sha256,
-                        completion=made.text,
-                        refusal=made.refusal,
-                        seed=own_seed,
-                        tokens=made.tokens,
-                        generation_seconds=round(made.seconds, 6),
-                    )
-                    written[problem.task_id, sample_index] = completion
-                    if folder is not None:  # before it is judged: it may have cost minutes
-                        folder.add_completion(completion)
+                written[problem.task_id, sample_index] = completion
                 judges.submit(problem, completion, prompt_format.program(problem, completion.completion))
             judged = judges.results()
     finally:

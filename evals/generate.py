@@ -27,8 +27,11 @@ class Generator(Protocol):
 
         Closed early (``close()``, where the iterator has it) when the rest is not needed.  Equal
         arguments give equal text; temperature 0 is greedy.  Raises RequestError for a prompt that
-        the model cannot take.  A generator that has an attribute ``generated_tokens`` counts there what it
-        generates, and is then asked for one text at a time.
+        the model cannot take.
+
+        A generator that has an attribute ``generated_tokens`` counts there what it generates (for the thread
+        that asks; None: it cannot tell).  It is asked for one text at a time, or for as many as its attribute
+        ``concurrency`` says, from as many threads.
         """
         ...
 
@@ -129,7 +132,8 @@ def complete(
     except RequestError as error:
         return Completion("", " ".join(str(error).split()))
     seconds = time.perf_counter() - start
-    tokens = None if before is None else getattr(generator, "generated_tokens", before) - before
+    after: int | None = getattr(generator, "generated_tokens", None)
+    tokens = None if before is None or after is None else after - before
     return Completion(text, tokens=tokens, seconds=seconds)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -18,12 +18,12 @@ Result = TypeVar("Result")
 
 def overlapped(
     make: Callable[[Item], Result], items: Iterable[Item], concurrency: int
-) -> Iterator[tuple[Item, Result]]:
+) -> Generator[tuple[Item, Result], None, None]:
     """Yields ``(item, make(item))`` as results come, with up to ``concurrency`` calls at once.
 
     With a concurrency of 1, each call is made when its result is asked for, in order.  An exception of one
-    call ends the iteration after the results that are there already; calls under way are not waited for,
-    and no further ones begin.
+    call ends the iteration after the results that are there already.  Then, and when the iterator is closed,
+    no further calls begin, and those under way are not waited for.
     """
     if concurrency == 1:
         for item in items:

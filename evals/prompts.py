@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from evals.extract import extract_program
 from evals.problems import Problem
-from evals.stop import FenceRule, MarkerRule, Rule, StopRule
+from evals.stop import FenceRule, MarkerRule, NoRule, Rule, StopRule
 from laneformer.errors import EvaluationError, TokenizerError
 
 BEGIN, DONE = "[BEGIN]\n", "[DONE]"
@@ -117,11 +117,7 @@ class ChatFormat:
 
     def prompt(self, problem: Problem) -> str:
         """See :class:`PromptFormat`."""
-        if problem.description:
-            question = WRITE.format(description=problem.description, tests=_tests(problem))
-        else:
-            question = COMPLETE.format(prompt=problem.prompt.strip())
-        return self._rendered(question) + ANSWER
+        return self._rendered(_question(problem)) + ANSWER
 
     def _rendered(self, question: str) -> str:
         try:
@@ -140,6 +136,39 @@ class ChatFormat:
     def answer(self, problem: Problem) -> str:
         """See :class:`PromptFormat`."""
         return f"{problem.prompt}{problem.canonical_solution}".strip() + "\n```"
+
+
+class QuestionFormat:
+    """The chat format's question alone, for a server that puts it into its model's chat template.
+
+    What the answer begins with is the model's, so the last code block counts, and the model ends it.
+    """
+
+    name = "question"
+    shots = 0
+    adds_bos = True
+
+    def prompt(self, problem: Problem) -> str:
+        """See :class:`PromptFormat`."""
+        return _question(problem)
+
+    def rule(self, problem: Problem) -> Rule:
+        """See :class:`PromptFormat`."""
+        return NoRule()
+
+    def program(self, problem: Problem, completion: str) -> str | None:
+        """See :class:`PromptFormat`."""
+        return _program(problem, completion)
+
+    def answer(self, problem: Problem) -> str:
+        """See :class:`PromptFormat`."""
+        return f"{ANSWER}{problem.prompt}{problem.canonical_solution}".rstrip() + "\n```"
+
+
+def _question(problem: Problem) -> str:
+    if problem.description:
+        return WRITE.format(description=problem.description, tests=_tests(problem))
+    return COMPLETE.format(prompt=problem.prompt.strip())
 
 
 def _task(problem: Problem) -> str:

@@ -40,6 +40,14 @@ class Rule(Protocol):
         ...
 
 
+class NoRule:
+    """Leaves the end to the model."""
+
+    def finished(self, completion: str) -> bool:
+        """See :class:`Rule`."""
+        return False
+
+
 class MarkerRule:
     """Ends when ``marker`` has been written."""
 

@@ -36,30 +36,14 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
     kind = SUITES[name]
     add("--model", metavar="PATH", help="checkpoint folder or engine file")
     add("--backend", default="auto", help="auto, cpu, numpy or torch (default: %(default)s)")
-    add("--output", metavar="DIR", type=Path, help="write prompts, samples and summary; continues a run")
-    add("--problems", metavar="FILE|NAME", help="a file of the published layout, or a Hugging Face data set")
-    if kind.has_splits:
-        add("--split", choices=SPLITS, help="which problems, by their numbers (default: test)")
-    add("--limit", metavar="N", type=int, help="only the first N problems")
-    add("--prompt-format", choices=("base", "chat"), default="base", help="(default: %(default)s)")
-    if kind.has_splits:
-        add("--shots", metavar="N", type=int, help="solved examples in a base prompt (default: 3)")
-    add("--samples", metavar="N", type=int, default=1, help="per problem (default: %(default)s)")
-    add("--temperature", metavar="T", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
-    add("--top-p", metavar="P", type=float, default=1.0, help="nucleus sampling (default: %(default)s)")
-    add("--max-new-tokens", metavar="N", type=int, default=512, help="per sample (default: %(default)s)")
-    add("--k", metavar="K", type=int, nargs="+", default=[1], help="the k of pass@k (default: 1)")
-    add("--seed", metavar="N", type=int, default=0, help="(default: %(default)s)")
-    timeout = kind.timeout_seconds
+    add_protocol_options(parser, has_splits=kind.has_splits)
     add(
         "--timeout",
         metavar="S",
         type=float,
-        default=timeout,
+        default=kind.timeout_seconds,
         help="seconds per program (default: %(default)s)",
     )
-    add("--memory-gb", metavar="G", type=float, default=2.0, help="GiB per process (default: %(default)s)")
-    add("--workers", metavar="N", type=int, help="programs that run at once (default: one per processor)")
     add(
         "--verify-canonical",
         action="store_true",
@@ -67,22 +51,35 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
     )
 
 
+def add_protocol_options(parser: argparse.ArgumentParser, *, has_splits: bool) -> None:
+    """The options that do not depend on where the text comes from."""
+    add = parser.add_argument
+    add("--output", metavar="DIR", type=Path, help="write prompts, samples and summary; continues a run")
+    add("--problems", metavar="FILE|NAME", help="a file of the published layout, or a Hugging Face data set")
+    if has_splits:
+        add("--split", choices=SPLITS, help="MBPP: which problems, by their numbers (default: test)")
+    add("--limit", metavar="N", type=int, help="only the first N problems")
+    add("--prompt-format", choices=("base", "chat"), default="base", help="(default: %(default)s)")
+    if has_splits:
+        add("--shots", metavar="N", type=int, help="MBPP: solved examples in a base prompt (default: 3)")
+    add("--samples", metavar="N", type=int, default=1, help="per problem (default: %(default)s)")
+    add("--temperature", metavar="T", type=float, default=0.0, help="0 is greedy (default: %(default)s)")
+    add("--top-p", metavar="P", type=float, default=1.0, help="nucleus sampling (default: %(default)s)")
+    add("--max-new-tokens", metavar="N", type=int, default=512, help="per sample (default: %(default)s)")
+    add("--k", metavar="K", type=int, nargs="+", default=[1], help="the k of pass@k (default: 1)")
+    add("--seed", metavar="N", type=int, default=0, help="(default: %(default)s)")
+    add("--memory-gb", metavar="G", type=float, default=2.0, help="GiB per process (default: %(default)s)")
+    add("--workers", metavar="N", type=int, help="programs that run at once (default: one per processor)")
+
+
 def run_suite(args: argparse.Namespace) -> int:
     """Runs the suite; returns the exit code."""
-    if args.limit is not None and args.limit < 1:
-        raise EvaluationError(f"--limit must be at least 1, found {args.limit}")
     if args.verify_canonical == (args.model is not None):
         raise EvaluationError("give either --model PATH or --verify-canonical")
     if args.verify_canonical and args.prompt_format == "chat":
         raise EvaluationError("--verify-canonical has no model, and so no chat template: use base")
-    shots = getattr(args, "shots", None)
-    if shots is not None and args.prompt_format == "chat":
-        raise EvaluationError("--shots is for the prompt format base: chat prompts show no examples")
     # All this before a model is loaded, which may take a while.
-    check_sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed)
-    memory_bytes = _bytes(args.memory_gb)
-    suite = load_suite(args.suite, args.problems, split=getattr(args, "split", None)).first(args.limit)
-    prompt_format: PromptFormat = BaseFormat(suite.shots(shots))
+    suite, prompt_format = asked_suite(args)
     generator: Generator | CanonicalGenerator = CanonicalGenerator()
     backend = None
     if not args.verify_canonical:
@@ -91,6 +88,48 @@ def run_suite(args: argparse.Namespace) -> int:
         if engine.tokenizer is not None and args.prompt_format == "chat":
             prompt_format = ChatFormat(engine.tokenizer)
         generator = EngineGenerator(engine, add_bos=prompt_format.adds_bos)
+    result = score(
+        args,
+        generator,
+        suite,
+        prompt_format,
+        model="canonical solutions" if args.verify_canonical else str(Path(args.model).resolve()),
+        # Only an output folder remembers it, and reading all weights takes a while.
+        model_sha256=model_sha256(Path(args.model)) if args.model and args.output else None,
+        backend=backend,
+    )
+    wrong = [sample for sample in result.samples if sample.status != "passed"]
+    if args.verify_canonical:
+        for sample in wrong:
+            print(f"{sample.task_id}: {sample.status}, {sample.detail}")
+    sys.stdout.flush()  # so that a closed pipe is met here and not when the interpreter ends
+    return 1 if args.verify_canonical and wrong else 0
+
+
+def asked_suite(args: argparse.Namespace) -> tuple[Suite, PromptFormat]:
+    """The suite that the options ask for, and its base format; EvaluationError where they make no sense."""
+    if args.limit is not None and args.limit < 1:
+        raise EvaluationError(f"--limit must be at least 1, found {args.limit}")
+    shots = getattr(args, "shots", None)
+    if shots is not None and args.prompt_format == "chat":
+        raise EvaluationError("--shots is for the prompt format base: chat prompts show no examples")
+    check_sampling(args.temperature, args.top_p, args.max_new_tokens, args.seed)
+    _bytes(args.memory_gb)
+    suite = load_suite(args.suite, args.problems, split=getattr(args, "split", None)).first(args.limit)
+    return suite, BaseFormat(suite.shots(shots))
+
+
+def score(
+    args: argparse.Namespace,
+    generator: Generator | CanonicalGenerator,
+    suite: Suite,
+    prompt_format: PromptFormat,
+    *,
+    model: str,
+    model_sha256: str | None = None,
+    backend: str | None = None,
+) -> SuiteResult:
+    """Evaluates with the options of :func:`add_protocol_options`, and prints the result."""
     result = evaluate_suite(
         generator,
         suite,
@@ -102,21 +141,15 @@ def run_suite(args: argparse.Namespace) -> int:
         ks=args.k,
         seed=args.seed,
         timeout_seconds=args.timeout,
-        memory_bytes=memory_bytes,
+        memory_bytes=_bytes(args.memory_gb),
         workers=args.workers,
         output_dir=args.output,
-        model="canonical solutions" if args.verify_canonical else str(Path(args.model).resolve()),
-        # Only an output folder remembers it, and reading all weights takes a while.
-        model_sha256=model_sha256(Path(args.model)) if args.model and args.output else None,
+        model=model,
+        model_sha256=model_sha256,
         backend=backend,
     )
     print_result(result, suite)
-    wrong = [sample for sample in result.samples if sample.status != "passed"]
-    if args.verify_canonical:
-        for sample in wrong:
-            print(f"{sample.task_id}: {sample.status}, {sample.detail}")
-    sys.stdout.flush()  # so that a closed pipe is met here and not when the interpreter ends
-    return 1 if args.verify_canonical and wrong else 0
+    return result
 
 
 def _bytes(gibibytes: float) -> int:

@@ -66,7 +66,7 @@ def test_a_reader_that_leaves_ends_the_calls() -> None:
 
     results = overlapped(make, range(1000), 2)
     next(results)
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     for thread in [thread for thread in threading.enumerate() if thread.name == "complete"]:
         go.release()
         go.release()

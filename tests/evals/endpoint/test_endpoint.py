@@ -13,6 +13,7 @@ from evals.endpoint.client import EndpointClient
 from evals.endpoint.generator import EndpointGenerator
 from evals.generate import EngineGenerator, complete
 from evals.problems import Problem
+from evals.prompts import BaseFormat
 from infer import Engine
 from laneformer.errors import EvaluationError, RequestError
 from tests.evals.endpoint.server import (
@@ -76,7 +77,7 @@ def test_a_chat_endpoint_gets_a_message(server: Server, stream: bool) -> None:
     assert server.requests[-1]["messages"] == [{"role": "user", "content": "Write f."}]
 
 
-def test_usage_is_counted_by_thread_and_streams_do_not_tell(server: Server) -> None:
+def test_usage_is_counted_by_thread_and_streams_do_not_tell(server: Server, increment: Problem) -> None:
     generator = connected(server, stream=False)
     text_of(generator)
     text_of(generator, max_new_tokens=5)
@@ -87,7 +88,8 @@ def test_usage_is_counted_by_thread_and_streams_do_not_tell(server: Server) -> N
     thread.join()
     assert elsewhere == [0]
     server.faults = [replies(200, {"choices": [{"text": "x"}]})]
-    text_of(generator)
+    completion = complete(generator, increment, BaseFormat(), **OPTIONS)
+    assert (completion.text, completion.tokens) == ("x", None)
     assert generator.generated_tokens is None
     assert connected(server).generated_tokens is None
 
@@ -103,11 +105,11 @@ def test_a_stop_rule_cuts_stream_and_answer_at_the_same_place(
     stopped = threading.Event()
     with serving(scripted_engine(PROGRAM)) as server:
         server.faults = [waits_after(len(PROGRAM) // 2, stopped)]
-        completion = complete(connected(server, stream=stream), increment, **options)
+        completion = complete(connected(server, stream=stream), increment, BaseFormat(), **options)
         stopped.set()
         if stream:  # the server meets a closed connection when it goes on
             assert server.closed_early.acquire(timeout=30)
-        direct = complete(EngineGenerator(scripted_engine(PROGRAM)), increment, **options)
+        direct = complete(EngineGenerator(scripted_engine(PROGRAM)), increment, BaseFormat(), **options)
     assert completion.text == direct.text == "    return x + 1\n\n\nprint(f(1))\n"
 
 
@@ -193,7 +195,7 @@ def test_a_refused_prompt_is_no_error_of_the_run(
     server: Server, increment: Problem, stream: bool, status: int
 ) -> None:
     server.faults = [replies(status, {"error": {"message": "too long: 99 tokens"}})]
-    completion = complete(connected(server, stream=stream), increment, **OPTIONS)
+    completion = complete(connected(server, stream=stream), increment, BaseFormat(), **OPTIONS)
     assert completion.text == ""
     assert f"HTTP {status} (too long: 99 tokens)" in completion.refusal
     with pytest.raises(RequestError, match="too many"):
