@@ -241,14 +241,19 @@ def _check_request(
 ) -> None:
     if not problems:
         raise EvaluationError("there are no problems to evaluate")
-    if samples < 1:
-        raise EvaluationError(f"samples per problem must be at least 1, found {samples}")
     if workers is not None and workers < 1:
         raise EvaluationError(f"workers must be at least 1, found {workers}")
     if not 0 < timeout_seconds <= _MOST_SECONDS:
         raise EvaluationError(f"the timeout must be 0 to {_MOST_SECONDS} seconds, found {timeout_seconds:g}")
     if not _LEAST_BYTES <= memory_bytes <= _MOST_BYTES:
         raise EvaluationError(f"the memory must be 0.125 GiB to 1024 GiB, found {memory_bytes / (1 << 30):g}")
+    check_samples(samples, temperature, ks)
+
+
+def check_samples(samples: int, temperature: float, ks: Sequence[int]) -> None:
+    """EvaluationError where so many samples per problem, drawn so, give no pass@k."""
+    if samples < 1:
+        raise EvaluationError(f"samples per problem must be at least 1, found {samples}")
     if not ks or min(ks) < 1:
         raise EvaluationError("pass@k needs at least one k, each at least 1")
     if max(ks) > samples:
