@@ -62,8 +62,8 @@ class SamplesConfig:
 class EvaluationConfig:
     """pass@k on problem suites, every ``every`` steps (0: never).
 
-    Of each suite the first ``problems`` count (null: all).  The suites are those of ``evaluate``, asked in the base format; one greedy sample per problem, unless
-    ``samples`` and ``temperature`` say otherwise.
+    Of each suite the first ``problems`` count (null: all).  Suites are those of ``evaluate``, asked in the
+    base format; one greedy sample per problem, unless ``samples`` and ``temperature`` say otherwise.
     """
 
     every: int = 0
