@@ -120,7 +120,9 @@ def evaluate_suite(
         "memory_bytes": memory_bytes,
     }
     folder = None if output_dir is None else RunFolder(Path(output_dir), settings, prompts.values())
-    hidden = [*suite.answer_locations, *([] if output_dir is None else [Path(output_dir) / PROMPTS])]
+    hidden = [*suite.answer_locations]
+    if output_dir is not None:  # an earlier report shows the tests as well
+        hidden += [Path(output_dir) / name for name in (PROMPTS, "report.html")]
     sandbox = Sandbox(Limits(timeout_seconds=timeout_seconds, memory_bytes=memory_bytes), hidden_paths=hidden)
     isolation = sandbox.isolation()
 

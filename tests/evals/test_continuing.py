@@ -166,7 +166,9 @@ def test_programs_cannot_read_the_tests_in_the_output_folder() -> None:
     # Not pytest's folder, which other users cannot enter anyway.
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
-        program = f"    return 2 if open({name!r} + '/prompts.jsonl').read() == '' else 0\n"
+        Path(name, "report.html").write_text("the tests of an earlier report")
+        reading = " + ".join(f"open('{name}/{file}').read()" for file in ("prompts.jsonl", "report.html"))
+        program = f"    return 2 if {reading} == '' else 0\n"
 
         class Writer:
             def generate_text(self, prompt: str, **_: Any) -> Any:
