@@ -1,8 +1,9 @@
 """From a completion to a program.
 
-The program is the prompt and the longest run of whole lines of the completion that parses and gives
-the function a body.  When the completion is a chat answer, the last fenced block that defines the
-function is taken instead, after the prompt's imports and helpers.
+The last fenced block that defines the function is the program, after the prompt's imports and helpers.
+Without one, it is the prompt and the longest run of whole lines from the completion's beginning that parses
+and gives the function a body; and where the completion does not go on from the prompt, the longest such run
+that begins anywhere, again after the prompt's imports and helpers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import textwrap
 import warnings
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*$", re.MULTILINE)
+# A model that repeats itself without end would otherwise cost minutes.
+_MOST_DEFINITIONS = 16
+_MOST_TRIES = 16
 _KEPT_STATEMENTS = (
     ast.FunctionDef,
     ast.AsyncFunctionDef,
@@ -32,17 +36,50 @@ def extract_program(prompt: str, completion: str, entry_point: str) -> str | Non
     definitions of the function, which the stop rule would not have let begin.
     """
     blocks = _fenced_blocks(completion)
-    if blocks:
-        context = _context(prompt, entry_point)
-        for block in reversed(blocks):
-            program = _longest_program(context, textwrap.dedent(block), entry_point)
-            if program is not None:
-                return program
+    context = _context(prompt, entry_point)
+    for block in reversed(blocks):
+        program = _longest_program(context, _dedented(block), entry_point)
+        if program is not None:
+            return program
     for text in (completion, *reversed(blocks)):
         program = _longest_program(prompt, text, entry_point)
         if program is not None:
             return program
-    return None
+    return _longest_span(context, completion, entry_point)
+
+
+def _longest_span(context: str, completion: str, entry_point: str) -> str | None:
+    """The longest program around one of the function's definitions, wherever that stands."""
+    definition = re.compile(
+        rf"(?:async\s+def|def)\s+{re.escape(entry_point)}\b|{re.escape(entry_point)}\s*=[^=]"
+    )
+    lines = completion.split("\n")
+    best: str | None = None
+    found = [number for number, line in enumerate(lines) if definition.match(line)]
+    for number in found[:_MOST_DEFINITIONS]:
+        before = "".join(f"{line}\n" for line in lines[_beginning(lines, number) : number])
+        program = _longest_program(context + before, "\n".join(lines[number:]), entry_point)
+        if program is not None and (best is None or len(program) > len(best)):
+            best = program
+    return best
+
+
+def _beginning(lines: list[str], definition: int) -> int:
+    """The first of the lines right before ``definition`` that are statements of a program, without a gap."""
+    beginning, tries = definition, 0
+    for number in range(definition - 1, -1, -1):
+        line = lines[number]
+        if not line.strip() or line[0].isspace():
+            continue  # the inside of a statement, or nothing
+        # A decorator belongs to what it decorates.
+        stub = "\ndef decorated(): pass" if line.startswith("@") and beginning == definition else ""
+        tree = _parse("\n".join(lines[number:beginning]) + stub)
+        tries += 1
+        if isinstance(tree, ast.Module) and all(map(_may_follow, tree.body)):
+            beginning, tries = number, 0
+        elif tries == _MOST_TRIES:  # more than the last lines of one statement
+            break
+    return beginning
 
 
 def _fenced_blocks(completion: str) -> list[str]:
@@ -59,6 +96,13 @@ def _fenced_blocks(completion: str) -> list[str]:
     if begin is not None:
         blocks.append(completion[begin:])
     return blocks
+
+
+def _dedented(block: str) -> str:
+    """Without the indentation of the list or quotation that the block stands in."""
+    if any(line and not line[0].isspace() for line in block.split("\n")):
+        return block  # textwrap would still change lines of blanks, which may be in a string
+    return textwrap.dedent(block)
 
 
 def _context(prompt: str, entry_point: str) -> str:
@@ -98,6 +142,8 @@ def _longest_program(prefix: str, text: str, entry_point: str) -> str | None:
 
 def _has_body(node: ast.stmt, entry_point: str) -> bool:
     """Whether ``node`` defines the function with more than a docstring, ``pass`` or ``...``."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+        return any(isinstance(target, ast.Name) and target.id == entry_point for target in node.targets)
     if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or node.name != entry_point:
         return False
     return not all(

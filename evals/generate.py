@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from evals.problems import Problem
-from evals.stop import StopRule
+from evals.prompts import PromptFormat
 from laneformer.errors import EvaluationError, RequestError
 
 
@@ -28,30 +28,34 @@ class Generator(Protocol):
         Closed early (``close()``, where the iterator has it) when the rest is not needed.  Equal
         arguments give equal text; temperature 0 is greedy.  Raises RequestError for a prompt that
         the model cannot take.
+
+        A generator that has an attribute ``generated_tokens`` counts there what it generates (for the thread
+        that asks; None: it cannot tell).  It is asked for one text at a time, or for as many as its attribute
+        ``concurrency`` says, from as many threads.
         """
         ...
 
 
 class EngineGenerator:
-    """Samples from an ``infer.Engine``, and measures how fast.
+    """Samples from an ``infer.Engine``, and counts tokens.
 
-    Raises EvaluationError when the engine has no tokenizer: prompts are text.
+    ``add_bos`` is false for prompts that hold their beginning-of-sequence token, as those of chat templates
+    do.  Raises EvaluationError when the engine has no tokenizer: prompts are text.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, *, add_bos: bool = True) -> None:
         if engine.tokenizer is None:
             raise EvaluationError("the model has no tokenizer, and the problems' prompts are text")
         self._engine = engine
+        self._add_bos = add_bos
         self.generated_tokens = 0
-        self.generation_seconds = 0.0
 
     def generate_text(
         self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float, seed: int
     ) -> Iterator[str]:
         """See :class:`Generator`."""
-        start = time.perf_counter()
         steps = self._engine.generate(
-            self._engine.tokenizer.encode(prompt),
+            self._engine.tokenizer.encode(prompt, add_bos=self._add_bos),
             max_new_tokens=max_new_tokens,
             temperature=temperature,
             top_p=top_p,
@@ -63,7 +67,6 @@ class EngineGenerator:
                 yield step.text
         finally:
             _close(steps)
-            self.generation_seconds += time.perf_counter() - start
 
 
 class CanonicalGenerator:
@@ -72,17 +75,22 @@ class CanonicalGenerator:
     No :class:`Generator`, for a prompt does not tell the problem: two may share one.
     """
 
-    def solve(self, problem: Problem) -> Iterator[str]:
+    def solve(self, problem: Problem, prompt_format: PromptFormat) -> Iterator[str]:
         """Yields the solution line by line."""
-        yield from problem.canonical_solution.splitlines(keepends=True)
+        yield from prompt_format.answer(problem).splitlines(keepends=True)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What the model wrote for one problem; ``refusal`` says why it could not take the prompt."""
+    """What the model wrote for one problem."""
 
     text: str
     refusal: str = ""
+    """Why the model could not take the prompt."""
+    tokens: int | None = None
+    """How many were generated, the one that ended the text included; None where the generator cannot tell."""
+    seconds: float = 0.0
+    """Wall-clock time of the generation, the reading of the prompt included."""
 
 
 def sample_seed(seed: int, problem_index: int, sample_index: int) -> int:
@@ -94,32 +102,39 @@ def sample_seed(seed: int, problem_index: int, sample_index: int) -> int:
 def complete(
     generator: Generator | CanonicalGenerator,
     problem: Problem,
+    prompt_format: PromptFormat,
     *,
     max_new_tokens: int,
     temperature: float,
     top_p: float,
     seed: int,
 ) -> Completion:
-    """Samples one completion of ``problem.prompt``, until the model ends it or the stop rule does."""
-    rule = StopRule(problem.prompt, problem.entry_point)
+    """Samples one completion of the problem's prompt, until the model ends it or the stop rule does."""
+    rule = prompt_format.rule(problem)
+    prompt = prompt_format.prompt(problem)
     text = ""
+    before: int | None = getattr(generator, "generated_tokens", None)
+    start = time.perf_counter()
     try:
         if isinstance(generator, CanonicalGenerator):
-            pieces = generator.solve(problem)
+            pieces = generator.solve(problem, prompt_format)
         else:
             pieces = generator.generate_text(
-                problem.prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+                prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
             )
         try:
             for piece in pieces:
                 text += piece
-                if "\n" in piece and rule.finished(text):
+                if rule.finished(text):
                     break
         finally:
             _close(pieces)
     except RequestError as error:
         return Completion("", " ".join(str(error).split()))
-    return Completion(text)
+    seconds = time.perf_counter() - start
+    after: int | None = getattr(generator, "generated_tokens", None)
+    tokens = None if before is None or after is None else after - before
+    return Completion(text, tokens=tokens, seconds=seconds)
 
 
 def _close(iterator: Any) -> None:

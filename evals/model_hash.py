@@ -14,13 +14,15 @@ from pathlib import Path
 
 from laneformer.errors import EvaluationError
 
-# The index says which of the weight files count; the tokenizer's settings say whether BOS comes first.
+# The index says which of the weight files count; the tokenizer's settings say whether BOS comes first and,
+# where no file of its own does, what the chat template is.
 _FOLDER_PATTERNS = (
     "*.safetensors",
     "*.safetensors.index.json",
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "chat_template.jinja",
 )
 
 

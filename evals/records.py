@@ -1,24 +1,91 @@
 """The output folder of a run.
 
-    samples.jsonl   one line per finished sample, in the order in which they finished
-    summary.json    settings from the start; results once all samples have finished
+    prompts.jsonl       one line per problem, from the start: what the model is given, and how it is judged
+    completions.jsonl   one line per completion, as soon as the model has written it
+    samples.jsonl       one line per judged sample, in the order in which they were judged
+    summary.json        settings from the start; results once all samples have been judged
 
-Both are written so that an interruption at any point leaves a folder that the same run can continue.
+All are written so that an interruption at any point leaves a folder that the same run can continue: what
+was judged is kept, and what was only written is judged without being written again.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import json
-import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from evals.json_lines import append_line, read_lines, replace_file
+from evals.problems import Problem
+from evals.prompts import PromptFormat
 from evals.sandbox.runner import STATUSES, Status
 from laneformer.errors import EvaluationError
+
+PROMPTS, COMPLETIONS, SAMPLES = "prompts.jsonl", "completions.jsonl", "samples.jsonl"
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """One problem of the run."""
+
+    task_id: str
+    entry_point: str
+    prompt: str
+    """The exact text given to the model."""
+    prompt_sha256: str
+    test: str
+    context: str
+    """Code that the judge runs before the test, for the helpers in it: the problem's own prompt."""
+    adapter: str
+    """See :class:`evals.problems.Problem`."""
+
+    @classmethod
+    def of(cls, problem: Problem, prompt_format: PromptFormat) -> PromptRecord:
+        """What is recorded of ``problem`` when it is asked in ``prompt_format``."""
+        prompt = prompt_format.prompt(problem)
+        return cls(
+            task_id=problem.task_id,
+            entry_point=problem.entry_point,
+            prompt=prompt,
+            prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
+            test=problem.test,
+            context=problem.prompt,
+            adapter=problem.adapter,
+        )
+
+    def problem(self) -> Problem:
+        """All of the problem that judging a program needs."""
+        return Problem(
+            task_id=self.task_id,
+            prompt=self.context,
+            entry_point=self.entry_point,
+            test=self.test,
+            canonical_solution="",
+            adapter=self.adapter,
+        )
+
+
+@dataclass(frozen=True)
+class CompletionRecord:
+    """One completion, judged or not."""
+
+    task_id: str
+    sample: int
+    """0, 1, ... among the samples of one problem."""
+    prompt_sha256: str
+    completion: str
+    """What the model wrote, unchanged."""
+    refusal: str
+    """Why the model could not take the prompt; empty where it could."""
+    seed: int
+    tokens: int | None
+    """How many were generated; None where the source of text does not tell."""
+    generation_seconds: float
+    """Wall-clock time, the reading of the prompt included."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +105,22 @@ class Sample:
     seconds: float
     """Wall-clock time of the program with its tests."""
     seed: int
+    tokens: int | None = None
+    """How many were generated; None where the source of text does not tell."""
 
 
 class RunFolder:
-    """Opens ``folder`` for a run with ``settings``, new or to be continued.
+    """Opens ``folder`` for a run with ``settings`` and ``prompts``, new or to be continued.
 
-    ``finished`` holds the samples found there.  Raises EvaluationError when the folder belongs to
-    a run with other settings or is damaged.
+    Without ``prompts``, those in the folder stay as they are.  ``finished`` holds the judged samples found
+    there, ``completions`` all completions.  Raises EvaluationError when the folder belongs to a run with
+    other settings or is damaged.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], prompts: Iterable[PromptRecord] | None = None
+    ) -> None:
         self._folder = folder
-        self._samples_path = folder / "samples.jsonl"
         self._summary_path = folder / "summary.json"
         self._settings = json.loads(json.dumps(settings))
         self._lock = threading.Lock()
@@ -57,34 +128,38 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
             if self._summary_path.exists():
                 self._check_settings()
-            elif self._samples_path.exists():
-                raise EvaluationError(
-                    f"{folder} holds samples.jsonl but no summary.json to say how they were made"
-                )
-            self.finished = self._read_samples()
+            else:
+                self._check_new()
+            if prompts is not None:
+                lines = "".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts)
+                replace_file(folder / PROMPTS, lines)
+            self.completions: list[CompletionRecord] = read_lines(folder / COMPLETIONS, _completion)
+            self.finished: list[Sample] = read_lines(folder / SAMPLES, _sample)
             self.write_summary({"complete": False})
         except OSError as error:
             raise EvaluationError(f"the output folder {folder} cannot be used: {error}") from None
 
+    def add_completion(self, completion: CompletionRecord) -> None:
+        """Appends one completion; callable from any thread.  Raises EvaluationError where it does not fit."""
+        self._append(COMPLETIONS, asdict(completion))
+
     def add(self, sample: Sample) -> None:
         """Appends one sample; callable from any thread.  Raises EvaluationError where it does not fit."""
-        line = (json.dumps(asdict(sample)) + "\n").encode()
+        self._append(SAMPLES, asdict(sample))
+
+    def _append(self, name: str, value: Mapping[str, Any]) -> None:
         with self._lock:
             try:
-                _append(self._samples_path, line)
+                append_line(self._folder / name, value)
             except OSError as error:
                 raise self._unwritable(error) from None
 
     def write_summary(self, results: Mapping[str, Any]) -> None:
         """Replaces summary.json, at once or not at all; EvaluationError where that is not possible."""
-        temporary = self._summary_path.with_suffix(".json.partial")
         text = json.dumps({"settings": self._settings, **results}, indent=2) + "\n"
         try:
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, self._summary_path)
+            replace_file(self._summary_path, text)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             raise self._unwritable(error) from None
 
     def _unwritable(self, error: OSError) -> EvaluationError:
@@ -92,6 +167,13 @@ class RunFolder:
             f"the output folder {self._folder} cannot be written: {error}; "
             "what is finished in it is kept, and the same command continues"
         )
+
+    def _check_new(self) -> None:
+        for name in (SAMPLES, COMPLETIONS):
+            if (self._folder / name).exists():
+                raise EvaluationError(
+                    f"{self._folder} holds {name} but no summary.json to say how they were made"
+                )
 
     def _check_settings(self) -> None:
         try:
@@ -106,46 +188,51 @@ class RunFolder:
             if "model_sha256" in names and "model" not in names:
                 changes += "; the model has changed since, under the same name"
             raise EvaluationError(
-                f"{self._summary_path.parent} holds a run with other settings ({changes}): "
+                f"{self._folder} holds a run with other settings ({changes}): "
                 "use another output folder, or the same settings to continue that run"
             )
 
-    def _read_samples(self) -> list[Sample]:
-        if not self._samples_path.exists():
-            return []
-        data = self._samples_path.read_bytes()
-        whole = data.rpartition(b"\n")[0] + b"\n" if b"\n" in data else b""
-        if len(whole) < len(data):
-            # The interruption cut this line; its sample is made again.
-            os.truncate(self._samples_path, len(whole))
-        return [self._sample(number, line) for number, line in enumerate(whole.splitlines(), start=1)]
 
-    def _sample(self, number: int, line: bytes) -> Sample:
-        try:
-            values = json.loads(line)
-            sample = Sample(**{field.name: values[field.name] for field in fields(Sample)})
-        except (ValueError, KeyError, TypeError, RecursionError):
-            sample = None
-        if sample is None or not _well_formed(sample):
-            raise EvaluationError(
-                f"{self._samples_path}, line {number} is damaged; use another output folder"
-            )
-        return sample
+def read_prompts(folder: Path) -> list[PromptRecord]:
+    """The problems of a run; EvaluationError where they are missing or damaged."""
+    try:
+        prompts: list[PromptRecord] = read_lines(folder / PROMPTS, _prompt)
+    except OSError as error:
+        raise EvaluationError(f"{folder / PROMPTS} cannot be read: {error}") from None
+    if not prompts:
+        raise EvaluationError(f"{folder} holds no {PROMPTS}: it is no folder of an evaluation")
+    return prompts
 
 
-def _well_formed(sample: Sample) -> bool:
-    return isinstance(sample.task_id, str) and type(sample.sample) is int and sample.status in STATUSES
+def _prompt(values: Any) -> PromptRecord:
+    prompt = PromptRecord(**{field.name: values[field.name] for field in fields(PromptRecord)})
+    _require(all(isinstance(value, str) for value in asdict(prompt).values()))
+    return prompt
 
 
-def _append(path: Path, line: bytes) -> None:
-    """All of ``line`` or, where the disk is full, nothing: another thread may append after it."""
-    with path.open("ab", buffering=0) as file:
-        size = file.seek(0, os.SEEK_END)
-        try:
-            written = 0
-            while written < len(line):
-                written += file.write(line[written:])
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(size)
-            raise
+def _completion(values: Any) -> CompletionRecord:
+    completion = CompletionRecord(**{field.name: values[field.name] for field in fields(CompletionRecord)})
+    _require(_has_identity(completion) and _has_count(completion))
+    _require(isinstance(completion.refusal, str) and type(completion.seed) is int)
+    _require(type(completion.generation_seconds) in (int, float))
+    return completion
+
+
+def _sample(values: Any) -> Sample:
+    sample = Sample(**{field.name: values[field.name] for field in fields(Sample)})
+    _require(_has_identity(sample) and _has_count(sample) and sample.status in STATUSES)
+    return sample
+
+
+def _has_identity(record: CompletionRecord | Sample) -> bool:
+    texts = (record.task_id, record.completion, record.prompt_sha256)
+    return all(isinstance(text, str) for text in texts) and type(record.sample) is int
+
+
+def _has_count(record: CompletionRecord | Sample) -> bool:
+    return record.tokens is None or type(record.tokens) is int
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise ValueError

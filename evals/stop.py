@@ -1,8 +1,12 @@
-"""When to stop sampling: the completed function is whole and something else begins.
+"""When to stop sampling.
 
     rule = StopRule(problem.prompt, problem.entry_point)
     while not rule.finished(completion):
         completion += next(pieces)
+
+:class:`StopRule` is for prompts that a completion continues: it ends when the completed function is whole
+and something else begins; :class:`MarkerRule` ends at a text that was agreed upon, :class:`FenceRule` at the
+end of a code block.
 
 Helpers, classes, imports, decorators, constants and comments may follow the function and belong to
 the program.  The rule errs to the side of going on: too much text costs time, and extraction cuts
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from typing import Protocol
 
 from evals.lines import LineTracker
 
@@ -25,6 +30,51 @@ _ASSIGNMENT = re.compile(
 )
 _STRING = re.compile(r"[rRuUbB]{0,2}(\"|')")
 _FENCE = "```"
+
+
+class Rule(Protocol):
+    """Tells when a growing completion has come to its end."""
+
+    def finished(self, completion: str) -> bool:
+        """Whether ``completion``, all text so far, needs no more."""
+        ...
+
+
+class NoRule:
+    """Leaves the end to the model."""
+
+    def finished(self, completion: str) -> bool:
+        """See :class:`Rule`."""
+        return False
+
+
+class MarkerRule:
+    """Ends when ``marker`` has been written."""
+
+    def __init__(self, marker: str) -> None:
+        self._marker = marker
+
+    def finished(self, completion: str) -> bool:
+        """See :class:`Rule`."""
+        return self._marker in completion
+
+
+class FenceRule:
+    """Ends at the fence that closes the code block in which the completion begins.
+
+    Backticks count at the beginning of a line, indented or not, and not inside of a string in triple quotes.
+    """
+
+    def finished(self, completion: str) -> bool:
+        """See :class:`Rule`."""
+        if _FENCE not in completion:
+            return False
+        tracker = LineTracker()
+        for line in completion.split("\n"):
+            if line.lstrip().startswith(_FENCE) and not tracker.quote:
+                return True
+            tracker.feed(line)
+        return False
 
 
 class StopRule:
@@ -53,7 +103,7 @@ class StopRule:
     def finished(self, completion: str) -> bool:
         """Whether a complete line of ``completion``, all text so far, begins something else.
 
-        Worth calling when a newline has come; a line that is not complete decides nothing.
+        A line that is not complete decides nothing.
         """
         if not completion.startswith(self._read):
             self._start()

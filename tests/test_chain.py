@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,12 +46,19 @@ def test_text_to_tokens(tmp_path: Path) -> None:
     assert "train: " in run("laneformer", "prepare", *data, cwd=tmp_path)
     printed = run(
         "laneformer", "train", *data, *MODEL, "run_dir=run", "steps=30", "batch_size=4", "sequence_length=64",
-        "schedule.warmup_steps=5", "optimizer.learning_rate=1e-2", "humaneval.every=20",
-        "humaneval.problems=2", "humaneval.max_new_tokens=8", cwd=tmp_path,
+        "schedule.warmup_steps=5", "optimizer.learning_rate=1e-2", "evaluation.every=20",
+        "evaluation.suites=[humaneval,basics]", "evaluation.problems=2", "evaluation.max_new_tokens=8",
+        cwd=tmp_path,
     )  # fmt: skip
     assert printed.strip().endswith("step_00000030")
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in metrics if line["kind"] == "humaneval"] == [20, 30]
+    for suite in ("humaneval", "basics"):
+        lines = [line for line in metrics if line["kind"] == suite]
+        assert [line["step"] for line in lines] == [20, 30]
+        assert all(0 <= line["pass@1_low"] <= line["pass@1"] <= line["pass@1_high"] <= 1 for line in lines)
+        for step in (20, 30):
+            folder = tmp_path / "run" / suite / f"step_{step:08d}"
+            assert {"samples.jsonl", "report.json", "report.md", "report.html"} <= set(os.listdir(folder))
 
     score = run(
         "evals.cli", "humaneval", "--model", "run/last", "--limit", "3", "--max-new-tokens", "8",

@@ -59,11 +59,19 @@ class SamplesConfig:
 
 
 @dataclass
-class HumanEvalConfig:
-    """Greedy pass@1 on the first ``problems`` of HumanEval, every ``every`` steps (0: never)."""
+class EvaluationConfig:
+    """pass@k on problem suites, every ``every`` steps (0: never).
+
+    Of each suite the first ``problems`` count (null: all).  Suites are those of ``evaluate``, asked in the
+    base format; one greedy sample per problem, unless ``samples`` and ``temperature`` say otherwise.
+    """
 
     every: int = 0
-    problems: int = 164
+    suites: list[str] = field(default_factory=lambda: ["humaneval"])
+    problems: int | None = None
+    samples: int = 1
+    temperature: float = 0.0
+    k: list[int] = field(default_factory=lambda: [1])
     max_new_tokens: int = 256
 
 
@@ -114,7 +122,7 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     held_out: HeldOutConfig = field(default_factory=HeldOutConfig)
     samples: SamplesConfig = field(default_factory=SamplesConfig)
-    humaneval: HumanEvalConfig = field(default_factory=HumanEvalConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -140,13 +148,17 @@ class TrainConfig:
             "held_out.max_tokens": self.held_out.max_tokens,
             "checkpoint.keep_last": self.checkpoint.keep_last,
             "log.every": self.log.every,
+            "evaluation.problems": 1 if self.evaluation.problems is None else self.evaluation.problems,
+            "evaluation.samples": self.evaluation.samples,
+            "evaluation.max_new_tokens": self.evaluation.max_new_tokens,
         }
         not_negative = {
             "seed": self.seed,
             "schedule.warmup_steps": self.schedule.warmup_steps,
             "held_out.every": self.held_out.every,
             "samples.every": self.samples.every,
-            "humaneval.every": self.humaneval.every,
+            "evaluation.every": self.evaluation.every,
+            "evaluation.temperature": self.evaluation.temperature,
             "checkpoint.every": self.checkpoint.every,
             "optimizer.weight_decay": self.optimizer.weight_decay,
         }

@@ -1,4 +1,4 @@
-"""What the model writes during training: samples, and HumanEval through the public harness."""
+"""What the model writes during training: samples, and problem suites through the public harness."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from evals.evaluate import check_samples, evaluate_suite
 from evals.generate import EngineGenerator
-from evals.humaneval import evaluate_humaneval
-from evals.problems import load_problems
+from evals.report.report import build_report, write_report
+from evals.report.run import read_run
+from evals.suites import Suite, load_suite
 from infer import Engine
 from laneformer.model import LaneformerForCausalLM
 from laneformer.tokenizer import Tokenizer
-from train.config import HumanEvalConfig, SamplesConfig
+from train.config import EvaluationConfig, SamplesConfig
 from train.torch_backend import TorchBackend
 
 
@@ -60,23 +62,35 @@ class _StoppableGenerator(EngineGenerator):
         )
 
 
-def run_humaneval(
+def load_suites(config: EvaluationConfig) -> list[Suite]:
+    """The suites that ``config`` asks for.  EvaluationError for what could not be evaluated later."""
+    if not config.every:
+        return []
+    check_samples(config.samples, config.temperature, config.k)
+    return [load_suite(name).first(config.problems) for name in config.suites]
+
+
+def evaluate_model(
     model: LaneformerForCausalLM,
     tokenizer: Tokenizer,
-    config: HumanEvalConfig,
+    suite: Suite,
+    config: EvaluationConfig,
     folder: Path,
     stopping: Callable[[], bool],
 ) -> dict[str, Any] | None:
-    """Greedy pass@1 and status counts, None where ``stopping`` became true on the way.
+    """pass@k with its interval (``_low``, ``_high``) and status counts; None where ``stopping`` became true.
 
-    Samples and verdicts go to ``folder``; what is there is of other weights and makes way.
+    Samples, verdicts and their report go to ``folder``; what is there is of other weights and makes way.
     """
     shutil.rmtree(folder, ignore_errors=True)
     generator = _StoppableGenerator(Engine.from_backend(TorchBackend(model), tokenizer), stopping)
     try:
-        result = evaluate_humaneval(
+        evaluate_suite(
             generator,
-            load_problems()[: config.problems],
+            suite,
+            samples_per_problem=config.samples,
+            temperature=config.temperature,
+            ks=config.k,
             max_new_tokens=config.max_new_tokens,
             output_dir=folder,
             progress=False,
@@ -84,4 +98,11 @@ def run_humaneval(
     except _StopRequestedError:
         shutil.rmtree(folder, ignore_errors=True)
         return None
-    return {"pass@1": result.pass_at_k[1], "statuses": dict(result.status_counts)}
+    run = read_run(folder)
+    report = build_report(run)
+    write_report(run, report, folder)
+    values: dict[str, Any] = {}
+    for row in report["pass_at_k"]:
+        name = f"pass@{row['k']}"
+        values |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
+    return values | {"statuses": report["status_counts"]}

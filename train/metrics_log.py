@@ -1,7 +1,7 @@
 """Where numbers go: always ``metrics.jsonl``, one line on the terminal, Weights & Biases if asked for.
 
-Every line of ``metrics.jsonl`` has ``step`` and ``kind`` (``train``, ``held_out``, ``humaneval`` or
-``skipped``); a number that is not finite is null.  A resumed run drops what it will write again, so nothing
+Every line of ``metrics.jsonl`` has ``step`` and ``kind`` (``train``, ``held_out``, ``skipped`` or a
+suite's name); a number that is not finite is null.  A resumed run drops what it will write again, so nothing
 stands twice.
 """
 

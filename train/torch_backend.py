@@ -1,15 +1,21 @@
-"""The model in training as a back end of the engine, so that samples and HumanEval use one code path."""
+"""The PyTorch model as a back end of the engine, so that samples and evaluation use one code path."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from infer import Engine
 from infer.backends import StepwiseBackend
+from laneformer.errors import CheckpointError
 from laneformer.key_value_cache import KeyValueCache
 from laneformer.model import LaneformerForCausalLM
+from laneformer.tokenizer import TOKENIZER_FILE, Tokenizer
+from train.hardware import select_device
 
 
 class TorchBackend(StepwiseBackend):
@@ -34,3 +40,19 @@ class TorchBackend(StepwiseBackend):
         logits = self.model(torch.tensor([list(token_ids)], device=device), cache=cache)[0]
         kept = logits[-1:] if last_only else logits
         return np.asarray(kept.float().cpu().numpy())
+
+
+def open_engine(folder: str | Path) -> Engine:
+    """An engine that runs the checkpoint ``folder`` through PyTorch in float32, on a GPU where there is one.
+
+    Raises :class:`CheckpointError`, :class:`ConfigError` or :class:`TokenizerError` as :class:`infer.Engine`
+    does.
+    """
+    folder = Path(folder)
+    if os.path.isfile(folder):
+        raise CheckpointError(
+            f"{folder}: the torch back end reads checkpoint folders; this is a file: use another back end"
+        )
+    model = LaneformerForCausalLM.from_pretrained(folder, torch.float32).to(select_device("auto")).eval()
+    tokenizer = Tokenizer.from_folder(folder) if (folder / TOKENIZER_FILE).exists() else None
+    return Engine.from_backend(TorchBackend(model), tokenizer)

@@ -4,14 +4,14 @@ What a run does:
   1. prepare the data (or find it prepared), build the model for its tokenizer;
   2. resume from the newest whole checkpoint of the run folder, or start;
   3. step: batches follow from seed and step alone, so resuming is exact: 30 + 30 steps are 60 to the bit;
-  4. now and then: held-out loss, samples, HumanEval, a checkpoint;
+  4. now and then: held-out loss, samples, problem suites, a checkpoint;
   5. stop at ``steps``, at ``stop_after`` or on SIGINT/SIGTERM, always with a checkpoint.
 
 The run folder:
     config.yaml        every value of the configuration
     metrics.jsonl      one JSON object a line
     samples.jsonl      sampled texts
-    humaneval/         samples and verdicts, by step
+    humaneval/         one folder a suite: samples, verdicts and their report, by step
     checkpoints/       step_00000500/ ...
     last               link to the newest checkpoint
 
@@ -38,7 +38,7 @@ from train.config import TrainConfig
 from train.data.packing import Batch, HeldOutBatches, PackedSequences
 from train.data.prepare import prepare
 from train.data.shards import TokenDataset
-from train.generation_checks import run_humaneval, write_samples
+from train.generation_checks import evaluate_model, load_suites, write_samples
 from train.hardware import flops_per_token, peak_flops, select_device, select_precision
 from train.held_out import HeldOutLoss, held_out_loss
 from train.interruption import StopRequest, stop_on_signals
@@ -66,6 +66,7 @@ def train(config: TrainConfig) -> TrainResult:
     gradients stay non-finite, with the last good weights saved before.
     """
     config.validate()
+    load_suites(config.evaluation)  # before all else, which may take hours: the files may be missing
     with open_run_folder(config) as run_dir:
         dataset = prepare(config.data)  # may be interrupted at any time: it resumes by itself
         with stop_on_signals() as stop:
@@ -80,6 +81,7 @@ class Trainer:
         self.run_dir = run_dir
         self.dataset = dataset
         self.stop = stop
+        self.suites = load_suites(config.evaluation)
         random_state.seed_everything(config.seed)
         self.device = select_device(config.device)
         self.precision = select_precision(config.precision, self.device)
@@ -121,8 +123,8 @@ class Trainer:
                 result = self._held_out()
                 if config.samples.every:
                     self._write_samples()
-                if config.humaneval.every and not self.stop.pending:
-                    self._humaneval()
+                if config.evaluation.every and not self.stop.pending:
+                    self._evaluate()
             else:
                 result = None
             folder = self._save()
@@ -167,7 +169,7 @@ class Trainer:
         due = {
             self._held_out: config.held_out.every,
             self._write_samples: config.samples.every,
-            self._humaneval: config.humaneval.every,
+            self._evaluate: config.evaluation.every,
             self._save: config.checkpoint.every,
         }
         actions = [action for action, every in due.items() if every and self.step % every == 0]
@@ -237,14 +239,20 @@ class Trainer:
         for sample in samples:
             self.log.say(f"sample, step {self.step}: {json.dumps(sample['prompt'] + sample['text'])}")
 
-    def _humaneval(self) -> None:
-        folder = self.run_dir / "humaneval" / f"step_{self.step:08d}"
-        values = run_humaneval(
-            self.model, self.dataset.tokenizer, self.config.humaneval, folder, self._stopping
-        )
-        if values is not None:
-            self.log.write("humaneval", self.step, values)
-            self.log.say(f"HumanEval, step {self.step}: pass@1 {values['pass@1']:.4f}")
+    def _evaluate(self) -> None:
+        config = self.config.evaluation
+        for suite in self.suites:
+            folder = self.run_dir / suite.name / f"step_{self.step:08d}"
+            values = evaluate_model(self.model, self.dataset.tokenizer, suite, config, folder, self._stopping)
+            if values is None:
+                return
+            self.log.write(suite.name, self.step, values)
+            scores = ", ".join(
+                f"pass@{k} {values[f'pass@{k}']:.4f} "
+                f"({values[f'pass@{k}_low']:.4f} to {values[f'pass@{k}_high']:.4f})"
+                for k in sorted(set(config.k))
+            )
+            self.log.say(f"{suite.name}, step {self.step}: {scores}")
 
     def _stopping(self) -> bool:
         return self.stop.pending

@@ -193,7 +193,7 @@ class Sandbox:
             "namespaces": self._namespaces,
             "channel": candidate_channel.fileno(),
             "program": program,
-            "entry_point": problem.entry_point,
+            "entry_point": problem.called,
             "limits": {
                 "cpu_seconds": cpu_seconds,
                 "memory_bytes": limits.memory_bytes,
@@ -206,7 +206,7 @@ class Sandbox:
             "channel": judge_channel.fileno(),
             "prompt": problem.prompt,
             "tests": problem.test,
-            "entry_point": problem.entry_point,
+            "entry_point": problem.called,
             "nonce": nonce,
             "cpu_seconds": cpu_seconds,
             "memory_bytes": limits.memory_bytes + _JUDGE_EXTRA_BYTES,

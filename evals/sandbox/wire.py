@@ -1,10 +1,11 @@
 """The encoding in which arguments and results cross between the judge and the candidate.
 
 Only plain values cross: None, bool, int, float, complex, str, bytes, list, tuple, dict, set,
-frozenset, range, and the standard library's deque, Decimal and Fraction.  Subclasses (Counter,
-OrderedDict, defaultdict, named tuples, IntEnum, ...) cross as the builtin that they extend, bytearray
-as bytes, lazy iterators and views of a dict as an iterator over their items, numpy scalars and arrays
-through ``item`` and ``tolist``.
+frozenset, range, the types of all these, and the standard library's deque, Decimal and Fraction.
+Subclasses (Counter, OrderedDict, defaultdict, named tuples, IntEnum, ...) cross as the builtin that they
+extend, bytearray as bytes, lazy iterators and views of a dict as an iterator over their items, numpy
+scalars and arrays through ``item`` and ``tolist``, and a match of a regular expression as one of the same
+text at the same place, without groups.
 Whatever :func:`loads` returns was built here out of trusted types, so comparing it is honest no
 matter what the sender did.
 
@@ -15,6 +16,7 @@ A value is JSON.  None, bool, float, str and small int are themselves; everythin
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -87,6 +89,10 @@ class _Encoder:
                 return [tag, self._items(base.__iter__(value), depth)]
         if kind is range:
             return ["range", [self.encode(part, depth + 1) for part in (value.start, value.stop, value.step)]]
+        if kind is type and value in _TYPES.values():
+            return ["type", value.__name__]
+        if kind is re.Match and type(value.string) is str:
+            return ["match", [value.string, *value.span()]]
         if kind is Decimal:
             return ["decimal", str(value)]
         if kind is Fraction:
@@ -113,6 +119,22 @@ _SEQUENCES: dict[str, Any] = {
 }
 
 
+# Tests of MBPP pass such types as arguments.
+_TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range)
+}
+
+
+def _match(payload: list[Any]) -> re.Match[str]:
+    text, start, end = payload
+    if not 0 <= start <= end <= len(text):
+        raise ValueError("a match outside of its text")
+    found = re.compile(f"(?s:.{{{end - start:d}}})").match(text, start)
+    assert found is not None
+    return found
+
+
 def _fraction(payload: list[str]) -> Fraction:
     numerator, denominator = payload
     return Fraction(int(numerator, 16), int(denominator, 16))
@@ -122,6 +144,8 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
     "int": lambda payload: int(payload, 16),
     "complex": lambda payload: complex(float(payload[0]), float(payload[1])),
     "bytes": bytes.fromhex,
+    "type": _TYPES.__getitem__,
+    "match": _match,
     "decimal": Decimal,
     "fraction": _fraction,
 }

@@ -9,6 +9,7 @@ import pytest
 
 from evals.generate import CanonicalGenerator, EngineGenerator, complete, sample_seed
 from evals.problems import Problem
+from evals.prompts import BaseFormat
 from laneformer.errors import EvaluationError, RequestError
 
 
@@ -31,8 +32,8 @@ class FakeEngine:
     def tokenizer(self) -> FakeEngine:
         return self
 
-    def encode(self, text: str) -> list[int]:
-        return [1, *text.encode()]
+    def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
+        return [1, *text.encode()] if add_bos else list(text.encode())
 
     def generate(self, token_ids: list[int], **options: Any) -> Iterator[Step]:
         self.requests.append({"token_ids": token_ids, **options})
@@ -56,7 +57,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 7, "temperature": 0.5, "top_p": 0.9
 
 def test_the_engine_gets_tokens_and_options(increment: Problem) -> None:
     engine = FakeEngine(["    return", " x + 1", "\n"])
-    completion = complete(EngineGenerator(engine), increment, **OPTIONS)
+    completion = complete(EngineGenerator(engine), increment, BaseFormat(), **OPTIONS)
     assert completion.text == "    return x + 1\n"
     assert completion.refusal == ""
     assert engine.requests == [{"token_ids": engine.encode(increment.prompt), **OPTIONS}]
@@ -64,7 +65,7 @@ def test_the_engine_gets_tokens_and_options(increment: Problem) -> None:
 
 def test_generation_ends_where_the_stop_rule_says(increment: Problem) -> None:
     engine = FakeEngine(["    return x", "\nprint(1)", "\nmore", "\nand more"])
-    completion = complete(EngineGenerator(engine), increment, **OPTIONS)
+    completion = complete(EngineGenerator(engine), increment, BaseFormat(), **OPTIONS)
     assert completion.text == "    return x\nprint(1)\nmore"
     assert engine.yielded == 3
     assert engine.closed
@@ -90,21 +91,29 @@ def test_any_generator_is_closed_early(increment: Problem) -> None:
                 self.closed = True
 
     generator = Kept()
-    complete(generator, increment, **OPTIONS)
+    complete(generator, increment, BaseFormat(), **OPTIONS)
     assert generator.closed
 
 
-def test_speed_is_measured(increment: Problem) -> None:
+def test_tokens_of_each_completion_are_counted(increment: Problem) -> None:
     generator = EngineGenerator(FakeEngine(["    return x", "\n", "print(1)\n", "never read"]))
-    complete(generator, increment, **OPTIONS)
-    assert generator.generated_tokens == 3
-    assert generator.generation_seconds > 0
+    for times in (1, 2):
+        completion = complete(generator, increment, BaseFormat(), **OPTIONS)
+        assert completion.tokens == 3
+        assert completion.seconds > 0
+        assert generator.generated_tokens == 3 * times
+
+
+def test_prompts_of_chat_templates_get_no_second_beginning(increment: Problem) -> None:
+    engine = FakeEngine(["    return x\n"])
+    complete(EngineGenerator(engine, add_bos=False), increment, BaseFormat(), **OPTIONS)
+    assert engine.requests[0]["token_ids"] == list(increment.prompt.encode())
 
 
 def test_a_prompt_that_is_too_long_is_a_refusal(increment: Problem) -> None:
     long = Problem("Long/0", "#" * 300 + increment.prompt, "f", increment.test, "")
     engine = FakeEngine(["    return x\n"])
-    completion = complete(EngineGenerator(engine), long, **OPTIONS)
+    completion = complete(EngineGenerator(engine), long, BaseFormat(), **OPTIONS)
     assert completion.text == ""
     assert completion.refusal == "the prompt is too long"
 
@@ -114,7 +123,7 @@ def test_iterators_without_close_are_fine(increment: Problem) -> None:
         def generate_text(self, prompt: str, **_: Any) -> Iterator[str]:
             return iter(["    return 1\n", "print(1)\n", "rest\n"])
 
-    assert complete(Plain(), increment, **OPTIONS).text == "    return 1\nprint(1)\n"
+    assert complete(Plain(), increment, BaseFormat(), **OPTIONS).text == "    return 1\nprint(1)\n"
 
 
 def test_seeds_differ_between_samples_and_stay_the_same() -> None:
@@ -127,7 +136,10 @@ def test_seeds_differ_between_samples_and_stay_the_same() -> None:
 def test_canonical_generator_answers_the_problem_also_where_two_share_a_prompt(increment: Problem) -> None:
     other = Problem("Other/0", increment.prompt, "f", increment.test, "    return 1 + x\n")
     for problem in (increment, other):
-        assert complete(CanonicalGenerator(), problem, **OPTIONS).text == problem.canonical_solution
+        assert (
+            complete(CanonicalGenerator(), problem, BaseFormat(), **OPTIONS).text
+            == problem.canonical_solution
+        )
 
 
 def test_errors_that_are_no_refusals_pass_through(increment: Problem) -> None:
@@ -137,4 +149,4 @@ def test_errors_that_are_no_refusals_pass_through(increment: Problem) -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        complete(Broken(), increment, **OPTIONS)
+        complete(Broken(), increment, BaseFormat(), **OPTIONS)

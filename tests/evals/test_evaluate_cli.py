@@ -35,7 +35,8 @@ def problem_file(increment: Problem, tmp_path: Path) -> Path:
 class StubEngine:
     """Stands in for ``infer.Engine``."""
 
-    tokenizer = types.SimpleNamespace(encode=lambda text: [1])
+    tokenizer = types.SimpleNamespace(encode=lambda text, add_bos: [1])
+    backend_name = "numpy"
 
     def __init__(self, path: str, *, backend: str) -> None:
         if path == "missing":
@@ -180,16 +181,17 @@ def test_output_that_cannot_be_written_is_one_line(
     replace = os.replace
 
     def full_disk(source: Path, destination: Path) -> None:
-        if json.loads(Path(source).read_text())["complete"]:
+        if '"complete": true' in Path(source).read_text():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         replace(source, destination)
 
     with monkeypatch.context() as patch:
-        patch.setattr("evals.records.os.replace", full_disk)
+        patch.setattr("evals.json_lines.os.replace", full_disk)
         assert cli.main([*arguments, str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert "No space left" in error and error.count("\n") == 1
-    assert sorted(os.listdir(tmp_path / "out")) == ["samples.jsonl", "summary.json"]
+    found = sorted(os.listdir(tmp_path / "out"))
+    assert found == ["completions.jsonl", "prompts.jsonl", "samples.jsonl", "summary.json"]
     assert cli.main([*arguments, str(tmp_path / "out")]) == 0
 
 
@@ -199,7 +201,7 @@ def test_an_interruption_is_quiet_and_keeps_what_is_finished(
     samples = tmp_path / "out" / "samples.jsonl"
     prompts = []
 
-    def interrupted(generator: object, problem: Problem, **_: Any) -> Completion:
+    def interrupted(generator: object, problem: Problem, prompt_format: object, **_: Any) -> Completion:
         prompts.append(problem.prompt)
         if len(prompts) < 3:
             return Completion(problem.canonical_solution)
@@ -209,7 +211,7 @@ def test_an_interruption_is_quiet_and_keeps_what_is_finished(
 
     arguments = ["humaneval", "--verify-canonical", "--problems", str(problem_file), "--workers", "2"]
     with monkeypatch.context() as patch:
-        patch.setattr("evals.humaneval.complete", interrupted)
+        patch.setattr("evals.evaluate.complete", interrupted)
         assert cli.main([*arguments, "--output", str(samples.parent)]) == 130
     assert capsys.readouterr() == ("", "")
     assert 1 <= len(samples.read_text().splitlines()) <= 2

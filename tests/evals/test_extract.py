@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evals import extract
 from evals.extract import extract_program
 from evals.problems import Problem
 
@@ -170,3 +171,16 @@ def test_no_longer_prefix_parses(lines: list[str]) -> None:
         longest = extract_program(PROMPT, "\n".join(lines[:count]), "f")
         break
     assert extract_program(PROMPT, "\n".join(lines), "f") == longest
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x = (\n" * 500, "def f(x): (\n" * 500, "import os\n" * 1000, "import os\n" * 1000 + "def f(x):\n"],
+)
+def test_endless_repetition_is_not_parsed_from_every_line(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr(
+        extract, "_parse", lambda source, parse=extract._parse: parsed.append(1) or parse(source)
+    )
+    assert extract_program("", "So f is\n" + text, "f") is None
+    assert len(parsed) < 5000

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from decimal import Decimal
@@ -182,3 +183,49 @@ def test_frames_survive_fragmentation_and_end_cleanly() -> None:
         left.close()
         with pytest.raises(EOFError):
             wire.receive(right)
+
+
+@pytest.mark.parametrize(
+    "kind", [bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range]
+)
+def test_builtin_types_cross_as_themselves(kind: type) -> None:
+    assert wire.loads(wire.dumps([kind])) == [kind]
+
+
+def test_other_types_do_not_cross() -> None:
+    class Own(int):
+        pass
+
+    for kind in (Own, type, object, Exception, re.Match):
+        with pytest.raises(wire.WireError):
+            wire.dumps(kind)
+    with pytest.raises(wire.WireError):
+        wire.loads(b'["type", "object"]')
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"), [("b+", "abbc"), ("$", "ab"), (".*(?s:.)b", "a\nb\n"), ("x{0}", "")]
+)
+def test_a_match_arrives_at_its_place(pattern: str, text: str) -> None:
+    found = re.search(pattern, text)
+    assert found is not None
+    arrived = wire.loads(wire.dumps(found))
+    assert isinstance(arrived, re.Match)
+    assert (arrived.span(), arrived.group(), arrived.string) == (found.span(), found.group(), text)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        '["ab", 1, 3]',
+        '["ab", -1, 1]',
+        '["ab", 2, 1]',
+        '["ab", "0", "1"]',
+        "[5, 0, 0]",
+        '["ab"]',
+        '["ab", 0, 1.0]',
+    ],
+)
+def test_matches_that_are_none_are_refused(payload: str) -> None:
+    with pytest.raises(wire.WireError):
+        wire.loads(f'["match", {payload}]'.encode())

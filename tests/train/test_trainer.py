@@ -20,6 +20,7 @@ from tests.tiny_models import tiny_config
 from train import trainer as trainer_module
 from train.config import (
     CheckpointConfig,
+    EvaluationConfig,
     HeldOutConfig,
     LogConfig,
     OptimizerConfig,
@@ -241,6 +242,11 @@ def test_torch_back_end_is_the_model() -> None:
             "learning_rate must be above zero and at most",
         ),
         ({"optimizer": OptimizerConfig(weight_decay=math.nan)}, "weight_decay must be zero or more"),
+        ({"evaluation": EvaluationConfig(every=1, suites=["humanevil"])}, "unknown suite 'humanevil'"),
+        ({"evaluation": EvaluationConfig(every=1, problems=0)}, "evaluation.problems must be at least 1"),
+        ({"evaluation": EvaluationConfig(every=1, samples=2)}, "temperature 0 would give 2 identical"),
+        ({"evaluation": EvaluationConfig(every=1, k=[1, 5])}, "pass@5 needs at least 5 samples"),
+        ({"evaluation": EvaluationConfig(every=1, suites=["mbpp_plus"])}, "MbppPlus.jsonl"),
     ],
 )
 def test_bad_configurations_are_one_line(make_run: MakeRun, changes: dict, message: str) -> None:
@@ -253,6 +259,34 @@ def test_bad_configurations_are_one_line(make_run: MakeRun, changes: dict, messa
 def test_missing_gpu_is_said(make_run: MakeRun) -> None:
     with pytest.raises(ConfigError, match="torch finds 0 CUDA devices"):
         train(make_run(device="cuda"))
+
+
+def test_suites_are_evaluated_on_the_way(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[tuple[int, dict]] = []
+
+    class Run:
+        def log(self, numbers: dict, step: int) -> None:
+            logged.append((step, numbers))
+
+        def finish(self) -> None:
+            pass
+
+    monkeypatch.setattr("train.metrics_log._start_wandb", lambda config, run_dir: Run())
+    evaluation = EvaluationConfig(
+        every=1, suites=["basics"], problems=3, samples=2, temperature=1.0, k=[1, 2], max_new_tokens=4
+    )
+    model = MODEL | {"max_position_embeddings": 1024}  # room for a prompt
+    config = make_run(steps=2, model=model, evaluation=evaluation, log=LogConfig(wandb="offline"))
+    train(config)
+    numbers = {step: values for step, values in logged if "basics/pass@1" in values}
+    assert set(numbers) == {1, 2}
+    for k in (1, 2):
+        low, value, high = (numbers[2][f"basics/pass@{k}{end}"] for end in ("_low", "", "_high"))
+        assert 0 <= low <= value <= high <= 1
+    folder = Path(config.run_dir) / "basics" / "step_00000002"
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["problems"], report["samples"]) == (3, 6)
+    assert (folder / "report.html").exists()
 
 
 @pytest.mark.parametrize("mode", ["off", "offline"])

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from evals.evaluate import SuiteResult, evaluate_suite
 from evals.generate import CanonicalGenerator, sample_seed
-from evals.humaneval import HumanEvalResult, evaluate_humaneval
 from evals.problems import Problem
 from evals.sandbox.runner import Sandbox
+from evals.suites import Suite
 from laneformer.errors import EvaluationError, RequestError
 
 RIGHT, WRONG = "    return x + 1\n", "    return x\n"
@@ -39,12 +40,16 @@ def pair(increment: Problem) -> list[Problem]:
     return [increment, other]
 
 
-def _evaluate(generator: Any, problems: list[Problem], **options: Any) -> HumanEvalResult:
-    return evaluate_humaneval(generator, problems, progress=False, workers=2, **options)
+def _suite(problems: list[Problem]) -> Suite:
+    return Suite("small", tuple(problems))
 
 
-def _records(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+def _evaluate(generator: Any, problems: list[Problem], **options: Any) -> SuiteResult:
+    return evaluate_suite(generator, _suite(problems), progress=False, workers=2, **options)
+
+
+def _records(folder: Path, name: str = "samples.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -53,7 +58,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 def test_canonical_solutions_pass_within_a_minute(humaneval: list[Problem]) -> None:
     start = time.monotonic()
-    result = evaluate_humaneval(CanonicalGenerator(), humaneval, progress=False)
+    result = evaluate_suite(CanonicalGenerator(), _suite(humaneval), progress=False)
     failures = [(sample.task_id, sample.status, sample.detail) for sample in result.samples]
     assert [failure for failure in failures if failure[1] != "passed"] == []
     assert result.pass_at_k == {1: 1.0}
@@ -138,20 +143,23 @@ def test_an_interrupted_run_continues(pair: list[Problem], tmp_path: Path) -> No
     first = Scripted(RIGHT, WRONG, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         _evaluate(first, pair, **options)
-    finished = len(_records(tmp_path))
+    assert len(_records(tmp_path, "completions.jsonl")) == 2
     assert _summary(tmp_path)["complete"] is False
 
-    # As when the machine went down while a line was being written.
-    with (tmp_path / "samples.jsonl").open("a") as file:
+    # As when the machine went down while a line was being written, and before a sample was judged.
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "samples.jsonl").write_text("".join(lines[:1]) + '{"task_id": "Small/1", "sam')
+    with (tmp_path / "completions.jsonl").open("a") as file:
         file.write('{"task_id": "Small/1", "sam')
-    second = Scripted(*[RIGHT] * (4 - finished))
+    second = Scripted(RIGHT, RIGHT)
     result = _evaluate(second, pair, **options)
-    assert len(second.seeds) == 4 - finished
-    assert len(_records(tmp_path)) == 4
     whole = Scripted(*[RIGHT] * 4)
     _evaluate(whole, pair, samples_per_problem=2, temperature=1.0)
-    assert set(second.seeds) == set(whole.seeds[finished:])
-    assert len(result.samples) == 4
+    assert first.seeds[:2] + second.seeds == whole.seeds
+    assert [sample.completion for sample in result.samples] == [RIGHT, WRONG, RIGHT, RIGHT]
+    assert [sample.status for sample in result.samples] == ["passed", "failed", "passed", "passed"]
+    for name in ("completions.jsonl", "samples.jsonl"):
+        assert len(_records(tmp_path, name)) == 4
     assert _summary(tmp_path)["complete"] is True
 
     # A finished run is only read, also for another k.
@@ -245,6 +253,6 @@ def test_requests_without_a_right_answer_are_refused(
     pair: list[Problem], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(EvaluationError, match=message):
-        evaluate_humaneval(Scripted(), pair, progress=False, **options)
+        evaluate_suite(Scripted(), _suite(pair), progress=False, **options)
     with pytest.raises(EvaluationError, match="no problems"):
-        evaluate_humaneval(Scripted(), [], progress=False)
+        evaluate_suite(Scripted(), _suite([]), progress=False)
