@@ -69,7 +69,7 @@ def examine() -> list[Finding]:
         Finding("processor", "", f"{processor_name()}, {available_cores()} cores"),
     ]
     findings += [_ability(name, packages) for name, packages in ABILITIES.items()]
-    findings += [_cpp_compiler(), _torch_devices(), _nvidia_gpus()]
+    findings += [_cpp_compiler(), _cuda_engine(), _torch_devices(), _nvidia_gpus()]
     return findings
 
 
@@ -116,6 +116,24 @@ def _cpp_compiler() -> Finding:
     )
 
 
+def _cuda_engine() -> Finding:
+    """Whether the CUDA back end of the engine runs here (``infer/backends/cuda_backend.py``)."""
+    subject = "engine (cuda)"
+    if not any(installed_version(package) for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy")):
+        return Finding(subject, "no", "missing CuPy: pip install 'laneformer[cuda]'")
+    try:
+        import cupy
+
+        properties = cupy.cuda.runtime.getDeviceProperties(0)
+    except Exception as error:  # no driver, an old one, no device: each has its own type
+        return Finding(subject, "no", f"CuPy finds no GPU: {' '.join(str(error).split())}")
+    name, capability = properties["name"].decode(), (properties["major"], properties["minor"])
+    shown = f"{name}, compute capability {capability[0]}.{capability[1]}"
+    if capability != (9, 0):
+        return Finding(subject, "no", f"{shown}: the kernel is written for 9.0 (H100, H200)")
+    return Finding(subject, "yes", shown)
+
+
 def _torch_devices() -> Finding:
     if installed_version("torch") is None:
         return Finding("train on a GPU", "no", "torch is not installed")
@@ -131,7 +149,7 @@ def _torch_devices() -> Finding:
 
 
 def _nvidia_gpus() -> Finding:
-    """What the NVIDIA driver shows.  There is no CUDA back end of the engine yet: information only."""
+    """What the NVIDIA driver shows."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Finding("NVIDIA driver", "no", "nvidia-smi is not here")

@@ -3,9 +3,9 @@
     python scripts/bench_cuda.py --json docs/results/cuda_decode.json
 
 For every shape in turn: compile, pack, load from the packed cache, the read bandwidth of the GPU, then
-decoding at several contexts, the time to the first token of short and long prompts, and sampling against greedy.
-The wall is the time in which weights, and keys and values, could be read at the bandwidth measured in the same
-run.
+decoding at several contexts, the time to the first token of short and long prompts, and sampling against
+greedy.  The wall is the time in which weights, and keys and values, could be read at the bandwidth that
+was measured in the same run.
 """
 
 from __future__ import annotations
