@@ -123,8 +123,8 @@ def test_prompts_that_cannot_be_read(
     (tmp_path / "latin").write_bytes(b"caf\xe9")
     with pytest.raises(RequestError, match="latin: not UTF-8 text"):
         run("generate", checkpoint, "--prompt-file", tmp_path / "latin")
-    with pytest.raises(RequestError, match="unknown backend 'cuda'"):
-        run("generate", checkpoint, "--prompt", "a", "--backend", "cuda")
+    with pytest.raises(RequestError, match="unknown backend 'cudnn'"):
+        run("generate", checkpoint, "--prompt", "a", "--backend", "cudnn")
     plain = write_checkpoint(tmp_path / "plain", tiny_config(), byte_fallback_tokenizer())
     with pytest.raises(TokenizerError, match="no chat template"):
         run("generate", plain, "--chat", "--prompt", "a")
