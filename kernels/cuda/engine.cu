@@ -69,7 +69,7 @@ __device__ __forceinline__ void play(Worker& w) {
     const int chunked = chunked_tokens(request.prompt_count, request.all_logits != nullptr);
     for (int number = 0; number * CHUNK < chunked; ++number) {
         w.deadline = nanoseconds() + request.stall_nanoseconds;
-        Chunk{w, number, number * CHUNK, min(CHUNK, chunked - number * CHUNK)}.run();
+        Chunk{{{w, number, number * CHUNK, min(CHUNK, chunked - number * CHUNK)}}}.run();
     }
     for (int at = w.thread; at < 2 * QUERIES_PER_KEY * HEAD_TILES * TILE; at += MATH_THREADS)
         (&w.shared.token.queries[0][0][0])[at] = 0;  // padding of the head stays zero

@@ -7,7 +7,7 @@
 // go of a later page.  STAGES is kept below the pages of a step for that.
 #pragma once
 
-#include "chunk.cuh"
+#include "chunk_state.cuh"
 
 namespace laneformer {
 

@@ -35,7 +35,7 @@ struct Request {
     float* logits;                  // [VOCABULARY], of the last position
     float* scores;                  // [VOCABULARY], logits with the penalty, where tokens are sampled
     const double* uniforms;         // [limit], in [0, 1), where tokens are sampled
-    unsigned char* chunk_memory;    // see chunk.cuh
+    unsigned char* chunk_memory;    // see chunk_state.cuh
     unsigned long long* flags;      // [ALL_WORKERS]
     Control* control;
     const int* prompt;
