@@ -14,7 +14,6 @@ import argparse
 import datetime
 import json
 import statistics
-import sys
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -123,7 +122,7 @@ def main() -> int:
     report = {
         "benchmark": "cuda",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(arguments),
         "commit": commit(),
         "host_cpu": host_cpu(),
         "packages": versions(("laneformer", "numpy", "cupy-cuda13x")),
@@ -132,6 +131,15 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """What to type to run this again; of the result file only the name."""
+    words = ["python scripts/bench_cuda.py"]
+    for option in ("shapes", "contexts", "prompts"):
+        words += [f"--{option}", *map(str, getattr(arguments, option))]
+    words += ["--new-tokens", str(arguments.new_tokens), "--runs", str(arguments.runs)]
+    return " ".join([*words, *(["--json", arguments.json.name] if arguments.json else [])])
 
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
