@@ -141,17 +141,29 @@ class CudaBackend:
         device.upload_into(self._arrays["weights"], self.tape.bytes)
         self._host = device.host_words(self.context + 1)  # tokens, then the word that cancels
         self._epoch = 0
+        self._running = False
 
     def _run(self, request: Request, limit: int, all_logits: Any) -> Generator[tuple[int, float], None, None]:
-        device, words = self._device, self._host
+        if self._running:  # it owns the words that the host reads, and everything on the device
+            raise LaneformerError(
+                "the back end answers a request already: read it to its end or close it first"
+            )
+        self._running = True
+        try:
+            yield from self._launched(request, limit, all_logits)
+        finally:
+            self._running = False
+
+    def _launched(
+        self, request: Request, limit: int, all_logits: Any
+    ) -> Generator[tuple[int, float], None, None]:
+        device, words, address = self._device, self._host, self._device.address
         prompt = device.upload(np.array(request.token_ids, np.int32))
         stops = [stop for stop in sorted(request.stop_token_ids) if stop < self.config.vocab_size]
         stop_ids = device.upload(np.array(stops or [-1], np.int32))
         sampled = request.temperature > 0 and limit > 0
         uniforms = device.upload(np.random.default_rng(request.seed).random(limit)) if sampled else None
-        self._begin((len(request.token_ids) + limit + 2) * (self.config.num_hidden_layers + 2))
         words[:] = 0
-        address = device.address
         values = np.zeros((), REQUEST)
         for name, array in self._pointers().items():
             values[name] = address(array)
@@ -161,12 +173,11 @@ class CudaBackend:
         values["cancel"] = words[-1:].ctypes.data
         values["prompt_count"], values["limit"], values["stop_count"] = len(prompt), limit, len(stops)
         values["stall_nanoseconds"] = int(self._stall_seconds * 1e9)
-        values["first_epoch"] = self._epoch
+        values["first_epoch"] = self._first_epoch(len(prompt) + limit + 2)
         values["norm_epsilon"] = self.config.norm_eps
         for name in ("repetition_penalty", "temperature", "top_p", "min_p"):
             values[name] = getattr(request, name)
         values["top_k"] = min(request.top_k, self.config.vocab_size)
-        self._epoch += (len(request.token_ids) + limit + 2) * (self.config.num_hidden_layers + 2)
         blocks = len(self.plan.workers) + sampled
         done = device.launch(self._function, blocks, self._threads, values, SHARED_BYTES)
         try:
@@ -177,14 +188,17 @@ class CudaBackend:
             done.synchronize()
         self._check_status()
 
-    def _begin(self, epochs: int) -> None:
-        """Room for the epochs of a request; where they would begin again, packets are forgotten first."""
-        if self.kernel.checksums or self._epoch + epochs >= LAST_EPOCH:
+    def _first_epoch(self, steps: int) -> int:
+        """The epoch at which a request begins; where epochs would wrap in it, packets are forgotten first."""
+        epochs = steps * (self.config.num_hidden_layers + 2)
+        wraps = self._epoch + epochs >= LAST_EPOCH
+        if self.kernel.checksums or wraps:
             self._arrays["packets"].fill(0)
             self._arrays["flags"].fill(0)
-        if self._epoch + epochs >= LAST_EPOCH:
-            self._epoch = 0
         self._arrays["control"].fill(0)
+        first = 0 if wraps else self._epoch
+        self._epoch = first + epochs
+        return first
 
     def _tokens(self, limit: int, done: Any) -> Generator[tuple[int, float], None, None]:
         for place in range(limit):

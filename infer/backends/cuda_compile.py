@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from infer.atomic_file import atomic_file
 from infer.backends.cuda_source import Kernel, model_header
@@ -106,11 +107,16 @@ def nvrtc_version() -> tuple[int, int]:
     return version
 
 
-def _nvrtc():  # type: ignore[no-untyped-def]
+def import_cupy() -> Any:
+    """CuPy; :class:`CudaCompileError` where it is not installed."""
     try:
-        from cupy.cuda import nvrtc
+        import cupy
     except ImportError as error:
         raise CudaCompileError(
             f"the cuda back end needs CuPy ({error}): pip install 'laneformer[cuda]'"
         ) from None
-    return nvrtc
+    return cupy
+
+
+def _nvrtc() -> Any:
+    return import_cupy().cuda.nvrtc

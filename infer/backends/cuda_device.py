@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from infer.backends.cuda_compile import OPTIONS, CudaCompileError, kernel_sources
+from infer.backends.cuda_compile import OPTIONS, import_cupy, kernel_sources
 from laneformer.errors import LaneformerError
 
 CAPABILITY = (9, 0)
@@ -23,7 +23,7 @@ class Device:
     """The first GPU that CUDA shows.  :class:`LaneformerError` where there is none that runs the kernel."""
 
     def __init__(self) -> None:
-        self._cupy = cupy = _cupy()
+        self._cupy = cupy = import_cupy()
         try:
             properties = cupy.cuda.runtime.getDeviceProperties(0)
         except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -136,16 +136,6 @@ class Device:
         del data
         cupy.get_default_memory_pool().free_all_blocks()
         return found
-
-
-def _cupy() -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise CudaCompileError(
-            f"the cuda back end needs CuPy ({error}): pip install 'laneformer[cuda]'"
-        ) from None
-    return cupy
 
 
 def _reason(text: str) -> str:
