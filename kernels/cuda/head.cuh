@@ -104,7 +104,8 @@ struct HeadPhase {
         }
     }
 
-    // Logits of this worker's rows, and the best of them; every worker tells all, and all come to the same choice.
+    // Logits of this worker's rows, and the best of them; every worker tells all, and all come to the same choice.  Where
+    // tokens are sampled, scores are kept for sampling.cuh.
     __device__ Choice run(float* all_logits, bool sampled) {
         inputs();
         const int tiles = Head::tiles(slice());
@@ -133,11 +134,8 @@ struct HeadPhase {
                 }
             }
         }
-        if (sampled) __threadfence();  // scores before the packets that tell of them: pairs with the fence of the sampler
         send(best, best_raw, best_id, most, total);
-        Choice choice = collect();
-        if (sampled && choice.usable()) take_sampled(choice);
-        return choice;
+        return collect();
     }
     __device__ float with_penalty(float logit, int row) const {
         const float penalty = w.request.repetition_penalty;
@@ -206,18 +204,6 @@ struct HeadPhase {
         }
         reduce(best, raw, id, most, total, flags);
         return {id, best, raw, most + logf(total), (flags & 1) != 0, total > 0 && total < 1e30f && id < VOCABULARY};
-    }
-    // One packet from the sampler: the token and its logit.
-    __device__ void take_sampled(Choice& choice) {
-        math_barrier();
-        if (w.thread == 0) {
-            Packet found[1];
-            receive(found, [&](int) { return w.packets(CHOSEN_AT); }, token_epoch(), w.patience(AT_TOKEN));
-            w.shared.token.best_id[0] = static_cast<int>(found[0].words[0]);
-            w.shared.token.best_raw[0] = __uint_as_float(found[0].words[1]);
-        }
-        math_barrier();
-        choice.token = w.shared.token.best_id[0], choice.raw = w.shared.token.best_raw[0];
     }
 };
 
