@@ -126,7 +126,7 @@ struct HeadPhase {
                     w.request.logits[id] = logit;
                     if (all_logits != nullptr) all_logits[id] = logit;
                     const float penalised = with_penalty(logit, row);
-                    if (sampled) w.request.scores[id] = penalised;
+                    if (sampled) *score_of(row) = penalised;
                     if (penalised > best) best = penalised, best_raw = logit, best_id = id;
                     const float top = fmaxf(most, logit);
                     total = total * __expf(most - top) + __expf(logit - top);
@@ -136,6 +136,9 @@ struct HeadPhase {
         }
         send(best, best_raw, best_id, most, total);
         return collect();
+    }
+    __device__ float* score_of(int row) const {  // of the worker's rows
+        return SCORES_FIT ? w.shared.token.scores + row : w.request.scores + first_row() + row;
     }
     __device__ float with_penalty(float logit, int row) const {
         const float penalty = w.request.repetition_penalty;

@@ -43,7 +43,7 @@ struct Sampling {
         const bool by_count = request.top_k > 0 && request.top_k < VOCABULARY, sorted = request.top_k > 0 || request.top_p < 1.0f;
         const unsigned least = request.min_p > 0.0f ? max(weight_of(key_of(-logf(request.min_p) * KEYS_PER_NAT)), 1u) : 1u;
         unsigned long long kept = 0;
-        each_own(keys, [&](int, unsigned key) {
+        each_own(keys, [&](unsigned key) {
             const unsigned weight = weight_of(key);
             if (weight >= least) kept += weight;
             if (sorted && weight > 0) add(histograms[UPPER], key / BINS, weight, by_count);
@@ -66,16 +66,16 @@ private:
         return __float2uint_rn(__expf(-static_cast<float>(key) / KEYS_PER_NAT) * BEST_WEIGHT);
     }
 
-    // use(id, key) for the rows of this worker, by the threads that wrote their scores.  Ids grow with blocks and threads.
+    // use(key) for the rows of this worker, by the threads that wrote their scores.
     template <class Use>
     __device__ void each_own(const Keys& keys, Use use) const {
         const HeadPhase head{w};
-        const int tiles = Head::tiles(head.slice()), from = Head::first_tile(head.slice()) * TILE, first = head.first_row();
+        const int tiles = Head::tiles(head.slice()), from = Head::first_tile(head.slice()) * TILE;
 #pragma unroll 4
         for (int block = 0; block < Head::BLOCKS; ++block) {
             const int start = Head::block_start(tiles, block) * TILE, end = Head::block_start(tiles, block + 1) * TILE;
             const int row = start + w.thread;
-            if (row < end && from + row < HEAD_SLICE) use(first + row, keys.of(w.request.scores[first + row]));
+            if (row < end && from + row < HEAD_SLICE) use(keys.of(*head.score_of(row)));
         }
     }
 
@@ -186,10 +186,8 @@ private:
         math_barrier();
         return w.shared.token.found;
     }
-    __device__ void add_lower(const Keys& keys, Histogram& histogram, int upper) const {
-        each_own(keys, [&](int, unsigned key) {
-            if (static_cast<int>(key / BINS) == upper && weight_of(key) > 0) add(histogram, key % BINS, weight_of(key), false);
-        });
+    __device__ static void add_lower(unsigned key, const Found& upper, Histogram& histogram) {
+        if (static_cast<int>(key / BINS) == upper.bin && weight_of(key) > 0) add(histogram, key % BINS, weight_of(key), false);
     }
 
     // The token at which the sum over the sorted tokens, of weights or of their number, reaches `least`.
@@ -228,7 +226,7 @@ private:
         unsigned long long mass = bins.all_mass;
         if (by_count && bins.all_count > static_cast<unsigned long long>(request.top_k)) {
             const Found cut = reaching(bins, true, request.top_k);
-            add_lower(keys, histograms[TOP_K_CUT], cut.bin);
+            each_own(keys, [&](unsigned key) { add_lower(key, cut, histograms[TOP_K_CUT]); });
             share(TOP_K_CUT);
             mass = place_in(histograms[TOP_K_CUT], cut, true, request.top_k).mass;
         }
@@ -239,8 +237,10 @@ private:
             const Found cut = reaching(bins, false, least);
             upper = reaching(bins, false, target(min(cut.mass_before + cut.mass / 2 + 1, kept_by_min_p)));
             level = GUESS;
-            add_lower(keys, histograms[TOP_P_CUT], cut.bin);
-            add_lower(keys, histograms[GUESS], upper.bin);
+            each_own(keys, [&](unsigned key) {
+                add_lower(key, cut, histograms[TOP_P_CUT]);
+                add_lower(key, upper, histograms[GUESS]);
+            });
             share(TOP_P_CUT);
             mass = place_in(histograms[TOP_P_CUT], cut, false, least).mass;
         }
@@ -248,14 +248,14 @@ private:
         if (level == PICK || least <= upper.mass_before || least > upper.mass_before + upper.mass) {
             level = PICK;
             upper = reaching(bins, false, least);
-            add_lower(keys, histograms[PICK], upper.bin);
+            each_own(keys, [&](unsigned key) { add_lower(key, upper, histograms[PICK]); });
             share(PICK);
         }
         const Place place = place_in(histograms[level], upper, false, least);
         unsigned long long before_own = 0, ties;
         if (place.ties > 1) {  // by id: how many of them do the workers before this one have?
             unsigned long long own = 0;
-            each_own(keys, [&](int, unsigned key) { own += key == place.key; });
+            each_own(keys, [&](unsigned key) { own += key == place.key; });
             tell(LEVELS, sum_over_block(own));
             before_own = hear_sums(LEVELS, ties);
         }
@@ -277,7 +277,7 @@ private:
             const int start = Head::block_start(tiles, block) * TILE, end = Head::block_start(tiles, block + 1) * TILE;
             const int row = start + w.thread, id = first + row;
             const bool inside = row < end && from + row < HEAD_SLICE;
-            const unsigned long long value = inside ? value_of(keys.of(w.request.scores[id])) : 0;
+            const unsigned long long value = inside ? value_of(keys.of(*head.score_of(row))) : 0;
             unsigned long long all;
             const unsigned long long sum = before + sum_before(value, all);
             if (sum <= target && target < sum + value)

@@ -14,6 +14,9 @@ struct Found {
     int bin;
 };
 
+// Where a worker keeps the scores from which tokens are sampled: here, or else in device memory.
+constexpr bool SCORES_FIT = Head::MOST_TILES * TILE <= MATH_WARPS * QUERIES_PER_KEY * HEAD_GROUPS * GROUP;
+
 // For one token.
 struct alignas(16) TokenMemory {
     unsigned short parts[PARTS * PART_STRIDE];           // inputs of the product at hand
@@ -24,7 +27,10 @@ struct alignas(16) TokenMemory {
     unsigned short queries[2][QUERIES_PER_KEY][HEAD_TILES * TILE];  // upper and lower part
     unsigned short key[HEAD_TILES * TILE], value[HEAD_TILES * TILE];
     float part_most[MATH_WARPS][QUERIES_PER_KEY], part_total[MATH_WARPS][QUERIES_PER_KEY];
-    float4 part_mixed[MATH_WARPS][QUERIES_PER_KEY][HEAD_GROUPS];
+    union {
+        float4 part_mixed[MATH_WARPS][QUERIES_PER_KEY][HEAD_GROUPS];
+        float scores[SCORES_FIT ? Head::MOST_TILES * TILE : 1];  // of the worker's rows of the head, when attention is over
+    };
     float lane_factor[LANES];
     float best[MATH_WARPS], best_raw[MATH_WARPS], most[MATH_WARPS], total[MATH_WARPS];
     int best_id[MATH_WARPS];
