@@ -115,7 +115,9 @@ class CudaBackend:
         device, config, kernel = self._device, self.config, self.kernel
         module = device.module(cubin)
         self._function = device.function(module, ENTRY, SHARED_BYTES)
-        packet_bytes, chunk_bytes, histogram_bytes, slot_bytes, self._threads, request_bytes = device.sizes(module)
+        packet_bytes, chunk_bytes, histogram_bytes, slot_bytes, self._threads, request_bytes = device.sizes(
+            module
+        )
         if request_bytes != REQUEST.itemsize:
             raise LaneformerError(f"Request has {request_bytes} bytes in the kernel, {REQUEST.itemsize} here")
         full, sliding = cache_slots(config, kernel)
@@ -270,7 +272,9 @@ def check_workers(config: LaneformerConfig, workers: int, multiprocessors: int) 
     """:class:`ConfigError` for numbers of workers that do not fit the model or the device."""
     most = most_workers(config, multiprocessors)
     if config.num_lanes * most > multiprocessors:
-        raise ConfigError(f"{config.num_lanes} lanes need a GPU of more than {multiprocessors} multiprocessors")
+        raise ConfigError(
+            f"{config.num_lanes} lanes need a GPU of more than {multiprocessors} multiprocessors"
+        )
     if not 1 <= workers <= most:
         raise ConfigError(f"workers per lane must be 1 to {most} for this model and GPU, found {workers}")
 

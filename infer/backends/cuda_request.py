@@ -8,7 +8,18 @@ import numpy as np
 
 POINTERS = (
     *("tape", "run_offset", "embedding", "norms", "head_norms", "rotation", "cache", "cache_offset"),
-    *("packets", "logits", "scores", "uniforms", "histograms", "chunk_memory", "flags", "control", "prompt", "stop_ids"),
+    *(
+        "packets",
+        "logits",
+        "scores",
+        "uniforms",
+        "histograms",
+        "chunk_memory",
+        "flags",
+        "control",
+        "prompt",
+        "stop_ids",
+    ),
     *("tokens", "cancel", "all_logits", "stall_nanoseconds"),
 )
 REQUEST = np.dtype(

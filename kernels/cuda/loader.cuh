@@ -23,7 +23,7 @@ public:
     __device__ void run(int steps) {
         const int chunked = chunked_tokens(request_.prompt_count, request_.all_logits != nullptr);
         for (int token = 0; token < chunked && going_; token += CHUNK) {  // their attention reads keys and values itself
-            tape_ = begin_;
+            begin_step();
             for (layer_ = 0; layer_ < LAYERS && going_; ++layer_) {
                 matrix<Project>(place_);
                 matrix<Output>(place_);
@@ -32,7 +32,7 @@ public:
             }
         }
         for (int step = chunked; step < steps && going_; ++step) {
-            tape_ = begin_;
+            begin_step();
             for (layer_ = 0; layer_ < LAYERS && going_; ++layer_) {
                 matrix<Project>(place_);
                 cache(step);
@@ -49,6 +49,10 @@ public:
     }
 
 private:
+    __device__ void begin_step() {
+        tape_ = begin_;
+        deadline_ = nanoseconds() + request_.stall_nanoseconds;
+    }
     template <class M>
     __device__ void matrix(int worker) {
         const int tiles = M::tiles(worker);
@@ -76,7 +80,7 @@ private:
     }
     // Keys and values of a prompt that ran in chunks come from other workers, whose flags the math warps have seen.
     __device__ void wait_prompt() {
-        Patience patient(request_.control, nanoseconds() + request_.stall_nanoseconds, waiting_place(index_, layer_, AT_CHUNK));
+        Patience patient(request_.control, deadline_, waiting_place(index_, layer_, AT_CHUNK));
         while (!*const_cast<volatile unsigned*>(&shared_.prompt_ready) && patient.lasts()) {}
         asm volatile("fence.proxy.async.global;" ::: "memory");
         ready_ = true;
@@ -98,7 +102,7 @@ private:
     }
     __device__ unsigned used_from() const { return shared_.page_start[released_cursor_.slot]; }
     __device__ void wait_oldest() {
-        Patience patient(request_.control, nanoseconds() + request_.stall_nanoseconds, waiting_place(index_, layer_, AT_PAGE));
+        Patience patient(request_.control, deadline_, waiting_place(index_, layer_, AT_PAGE));
         while (!barrier_done(ring_.full + oldest_.slot, oldest_.lap) && patient.lasts()) {}
         flying_ -= shared_.page_bytes[oldest_.slot];
         oldest_.advance();
@@ -106,7 +110,7 @@ private:
     }
     // Until the warps have let go of the page that they have had longest.  False where the request is over.
     __device__ bool wait_released() {
-        Patience patient(request_.control, nanoseconds() + request_.stall_nanoseconds, waiting_place(index_, layer_, AT_SLOT));
+        Patience patient(request_.control, deadline_, waiting_place(index_, layer_, AT_SLOT));
         while (!barrier_done_now(ring_.empty + released_cursor_.slot, released_cursor_.lap)) {
             if (*const_cast<volatile unsigned*>(&shared_.ended) || !patient.lasts()) {
                 going_ = false;
@@ -141,6 +145,7 @@ private:
     unsigned issued_ = 0, waited_ = 0, released_ = 0, flying_ = 0, used_to_ = 0;
     unsigned ahead_ = 0;  // bytes from `tape_` on that have been fetched into the L2 cache
     long long prefetched_ = 0;
+    unsigned long long deadline_ = 0;  // of the step
     int layer_ = 0;
     bool going_ = true, ready_ = false;
 };

@@ -2,7 +2,7 @@
 //
 // The order of steps is that of infer/sampling.py: top-k, top-p, min-p, and one uniform number that picks by the cumulative
 // distribution, most probable first where top-k or top-p sorted it, else by id.  Nothing is sorted here.  A score becomes a
-// key, its distance from the best in steps of 2^-17 nats, and a key has a weight, a whole number, 2^30 for the best: so sums
+// key, its distance from the best in steps of 1/48,000 nat, and a key has a weight, a whole number, 2^30 for the best: so sums
 // do not depend on their order.  A token less probable than 2^-30 times the best is never chosen.
 //
 // Workers add the weights of their tokens to a histogram of the upper half of the keys, tell each other that they have, and
@@ -18,41 +18,52 @@
 
 namespace laneformer {
 
-constexpr int HALF_KEY_BITS = 11, BINS = 1 << HALF_KEY_BITS;
-constexpr float KEYS_PER_NAT = 1 << 17;
-constexpr unsigned LAST_KEY = BINS * BINS - 1;  // 32 nats below the best: it weighs nothing
+constexpr int HALF_KEY_BITS = 10, BINS = 1 << HALF_KEY_BITS;
+constexpr float KEYS_PER_NAT = 48000;
+constexpr unsigned LAST_KEY = BINS * BINS - 1;  // 21.8 nats below the best: it weighs nothing
 constexpr float BEST_WEIGHT = 1 << 30;
 
-struct Histogram {
-    unsigned long long weight[BINS];
-    unsigned count[BINS];
+enum Level : int { UPPER, TOP_K_CUT, TOP_P_CUT, PICK, GUESS, LEVELS };  // the last one is not told in a round of its own
+
+struct Histograms {
+    unsigned long long weight[BINS];  // by upper half
+    unsigned count[LEVELS][BINS];     // tokens: by upper half, where top-k asks for it; then by lower half in one upper one
 };
-enum Level : int { UPPER, TOP_K_CUT, TOP_P_CUT, GUESS, PICK, LEVELS };
-static_assert(LEVELS + 1 <= ROUNDS);
-constexpr long long HISTOGRAM_BYTES = 2ll * LEVELS * sizeof(Histogram);  // of two tokens in turn
+constexpr long long HISTOGRAM_BYTES = 2ll * sizeof(Histograms);  // of two tokens in turn
+static_assert(LEVELS + 1 <= ROUNDS && BINS % MATH_THREADS == 0);
 
 struct Sampling {
     Worker& w;
 
     // The token for a uniform number in [0, 1); `made` tokens have been chosen before.
     __device__ void choose(Choice& choice, double uniform, int made) {
+        w.look_round();
         const Request& request = w.request;
-        Histogram* histograms = request.histograms + made % 2 * LEVELS;
-        clear(request.histograms + (made + 1) % 2 * LEVELS);
+        Histograms& histograms = request.histograms[made % 2];
+        clear(request.histograms[(made + 1) % 2]);
         const Keys keys{choice.best, KEYS_PER_NAT / request.temperature};
-        const bool by_count = request.top_k > 0 && request.top_k < VOCABULARY, sorted = request.top_k > 0 || request.top_p < 1.0f;
+        const bool counted = request.top_k > 0 && request.top_k < VOCABULARY, sorted = request.top_k > 0 || request.top_p < 1.0f;
         const unsigned least = request.min_p > 0.0f ? max(weight_of(key_of(-logf(request.min_p) * KEYS_PER_NAT)), 1u) : 1u;
-        unsigned long long kept = 0;
-        each_own(keys, [&](unsigned key) {
+        unsigned long long own = 0, all;
+        each_own(keys, [&](int, unsigned key) {
             const unsigned weight = weight_of(key);
-            if (weight >= least) kept += weight;
-            if (sorted && weight > 0) add(histograms[UPPER], key / BINS, weight, by_count);
+            if (weight >= least) own += weight;
+            if (!sorted || weight == 0) return;
+            const int word = word_of(key / BINS);
+            atomicAdd(histograms.weight + word, static_cast<unsigned long long>(weight));
+            if (counted) atomicAdd(histograms.count[UPPER] + word, 1u);
         });
-        tell(UPPER, sum_over_block(kept));
-        unsigned long long kept_by_all;
-        const unsigned long long before_own = hear_sums(UPPER, kept_by_all);
-        if (sorted) pick_sorted(keys, histograms, uniform, kept_by_all, by_count);
-        else pick_by_id(keys, least, before_own, static_cast<unsigned long long>(uniform * static_cast<double>(kept_by_all)));
+        own = sum_over_block(own);
+        tell(UPPER, own);
+        const unsigned long long before = hear_sums(UPPER, all);
+        if (sorted) {
+            pick_sorted(keys, histograms, uniform, all, counted);
+        } else {
+            pick_by_id(keys, before, own, part_of(all, uniform), [&](unsigned key) {
+                const unsigned weight = weight_of(key);
+                return weight >= least ? weight : 0u;
+            });
+        }
         take_choice(choice);
     }
 
@@ -65,28 +76,30 @@ private:
     __device__ static unsigned weight_of(unsigned key) {
         return __float2uint_rn(__expf(-static_cast<float>(key) / KEYS_PER_NAT) * BEST_WEIGHT);
     }
+    __device__ static unsigned long long part_of(unsigned long long all, double part) {
+        return static_cast<unsigned long long>(static_cast<double>(all) * part);
+    }
+    // Neighbours lie in different lines of the cache, each of which takes one add after the other.
+    __device__ static int word_of(int bin) { return bin % (BINS / 16) * 16 + bin / (BINS / 16); }
 
-    // use(key) for the rows of this worker, by the threads that wrote their scores.
+    // use(row, key) for the rows of this worker, by the threads that wrote their scores.
     template <class Use>
     __device__ void each_own(const Keys& keys, Use use) const {
         const HeadPhase head{w};
         const int tiles = Head::tiles(head.slice()), from = Head::first_tile(head.slice()) * TILE;
-#pragma unroll 4
+#pragma unroll 2
         for (int block = 0; block < Head::BLOCKS; ++block) {
             const int start = Head::block_start(tiles, block) * TILE, end = Head::block_start(tiles, block + 1) * TILE;
             const int row = start + w.thread;
-            if (row < end && from + row < HEAD_SLICE) use(keys.of(*head.score_of(row)));
+            if (row < end && from + row < HEAD_SLICE) use(row, keys.of(*head.score_of(row)));
         }
     }
 
-    __device__ void clear(Histogram* histograms) const {
-        constexpr int WORDS = LEVELS * sizeof(Histogram) / sizeof(uint4);
-        auto* words = reinterpret_cast<uint4*>(histograms);
-        for (int at = w.index * MATH_THREADS + w.thread; at < WORDS; at += ALL_WORKERS * MATH_THREADS) words[at] = make_uint4(0, 0, 0, 0);
-    }
-    __device__ static void add(Histogram& histogram, int bin, unsigned weight, bool by_count) {
-        atomicAdd(&histogram.weight[bin], static_cast<unsigned long long>(weight));
-        if (by_count) atomicAdd(&histogram.count[bin], 1u);
+    __device__ void clear(Histograms& histograms) const {
+        constexpr int WORDS = sizeof(Histograms) / sizeof(uint4);
+        auto* words = reinterpret_cast<uint4*>(&histograms);
+        for (int at = w.index * MATH_THREADS + w.thread; at < WORDS; at += ALL_WORKERS * MATH_THREADS)
+            words[at] = make_uint4(0, 0, 0, 0);
     }
 
     // A packet of each worker to all others, after whatever it wrote before.
@@ -126,7 +139,7 @@ private:
             const unsigned long long other = __shfl_up_sync(~0u, sum, apart);
             if (w.in_warp >= apart) sum += other;
         }
-        math_barrier();  // the array has been read by all, the last time round
+        math_barrier();  // what is shared has been read by all, the last time round
         if (w.in_warp == WARP - 1) w.shared.token.warp_mass[w.warp] = sum;
         math_barrier();
         sum -= value, all = 0;
@@ -143,149 +156,158 @@ private:
         return all;
     }
 
-    // This thread's bins of a histogram, and the sums before them and over all.
     static constexpr int OWN_BINS = BINS / MATH_THREADS;
-    struct Bins {
-        unsigned long long mass[OWN_BINS], mass_before, all_mass;
-        unsigned long long count_before, all_count;
+
+    // This thread's bins of the upper half of the keys, and the sums before them and over all.
+    struct Upper {
+        unsigned long long mass[OWN_BINS], mass_before, all_mass, count_before, all_count;
         unsigned count[OWN_BINS];
     };
-    // `count_of(bin, mass)` is asked only where tokens are counted.
-    template <class CountOf>
-    __device__ Bins bins_of(const Histogram& histogram, bool by_count, CountOf count_of) {
-        Bins bins{};
-        const auto* from = reinterpret_cast<const ulonglong2*>(histogram.weight + w.thread * OWN_BINS);
-#pragma unroll
-        for (int i = 0; i < OWN_BINS; i += 2) {
-            const ulonglong2 two = __ldcg(from + i / 2);
-            bins.mass[i] = two.x, bins.mass[i + 1] = two.y;
-        }
+    __device__ Upper upper_of(const Histograms& histograms, bool counted) {
+        Upper upper{};
         unsigned long long mass = 0, count = 0;
 #pragma unroll
-        for (int i = 0; i < OWN_BINS; ++i) {
-            if (by_count) bins.count[i] = count_of(w.thread * OWN_BINS + i, bins.mass[i]);
-            mass += bins.mass[i], count += bins.count[i];
-        }
-        bins.mass_before = sum_before(mass, bins.all_mass);
-        if (by_count) bins.count_before = sum_before(count, bins.all_count);
-        return bins;
+        for (int i = 0; i < OWN_BINS; ++i) upper.mass[i] = __ldcg(histograms.weight + word_of(w.thread * OWN_BINS + i));
+        if (counted)
+#pragma unroll
+            for (int i = 0; i < OWN_BINS; ++i) upper.count[i] = __ldcg(histograms.count[UPPER] + word_of(w.thread * OWN_BINS + i));
+#pragma unroll
+        for (int i = 0; i < OWN_BINS; ++i) mass += upper.mass[i], count += upper.count[i];
+        upper.mass_before = sum_before(mass, upper.all_mass);
+        if (counted) upper.count_before = sum_before(count, upper.all_count);
+        return upper;
     }
-    // The bin in which the sum of weights, or of tokens, reaches `least`, which is at least 1 and at most the sum over all.
-    __device__ Found reaching(const Bins& bins, bool by_count, unsigned long long least) {
-        unsigned long long mass = bins.mass_before, count = bins.count_before;
-        bool reached = (by_count ? count : mass) >= least;  // before this thread's bins
-        math_barrier();  // the place below has been read by all, the last time round
+    // Puts where it is the bin in which the sum of weights, or of tokens, reaches `least`, which is at least 1 and at most the sum
+    // over all.  Between barriers.
+    __device__ void mark_reaching(Found& mark, const Upper& upper, bool counted, unsigned long long least) {
+        Found found{upper.count_before, upper.mass_before, 0, 0};
+        bool before = (counted ? found.count_before : found.mass_before) < least;
 #pragma unroll
         for (int i = 0; i < OWN_BINS; ++i) {
-            if (!reached && (by_count ? count + bins.count[i] : mass + bins.mass[i]) >= least) {
-                w.shared.token.found = {count, mass, bins.mass[i], w.thread * OWN_BINS + i};
-                reached = true;
+            found.mass = upper.mass[i], found.bin = w.thread * OWN_BINS + i;
+            if (before && (counted ? found.count_before + upper.count[i] : found.mass_before + found.mass) >= least) {
+                mark = found;
+                before = false;
             }
-            mass += bins.mass[i], count += bins.count[i];
+            found.mass_before += upper.mass[i], found.count_before += upper.count[i];
         }
-        math_barrier();
-        return w.shared.token.found;
-    }
-    __device__ static void add_lower(unsigned key, const Found& upper, Histogram& histogram) {
-        if (static_cast<int>(key / BINS) == upper.bin && weight_of(key) > 0) add(histogram, key % BINS, weight_of(key), false);
     }
 
-    // The token at which the sum over the sorted tokens, of weights or of their number, reaches `least`.
-    struct Place {
-        unsigned long long mass;  // up to it, itself included
-        unsigned key;
-        unsigned tie, ties;  // its number among the tokens of that key, and how many there are
-    };
-    __device__ Place place_in(const Histogram& histogram, const Found& upper, bool by_count, unsigned long long least) {
-        const unsigned key_before = upper.bin * BINS;
-        const auto ties_of = [&](int bin, unsigned long long mass) {
-            return mass == 0 ? 0u : static_cast<unsigned>(mass / weight_of(key_before + bin));
-        };
-        const Bins bins = bins_of(histogram, by_count, ties_of);
-        const Found lower = reaching(bins, by_count, least - (by_count ? upper.count_before : upper.mass_before));
-        const unsigned key = key_before + lower.bin, weight = weight_of(key);
-        const unsigned long long mass_before = upper.mass_before + lower.mass_before;
-        const unsigned long long tie = by_count ? least - upper.count_before - lower.count_before - 1
-                                                : (least - mass_before - 1) / weight;
-        return {mass_before + (tie + 1) * weight, key, static_cast<unsigned>(tie), static_cast<unsigned>(lower.mass / weight)};
-    }
-    __device__ void share(Level level) const {
-        tell(level, 0);
-        hear(level);
+    // In a bin of the upper half: the token at which the sum over the sorted tokens reaches `least`.
+    __device__ Picked place_in(const unsigned* counts, const Found& upper, bool counted, unsigned long long least) {
+        const unsigned first = upper.bin * BINS + w.thread * OWN_BINS;
+        unsigned count[OWN_BINS];
+#pragma unroll
+        for (int i = 0; i < OWN_BINS; ++i) count[i] = __ldcg(counts + word_of(w.thread * OWN_BINS + i));
+        const auto mass_of = [&](int i) { return static_cast<unsigned long long>(count[i]) * weight_of(first + i); };
+        unsigned long long own_mass = 0, own_count = 0, all;
+#pragma unroll
+        for (int i = 0; i < OWN_BINS; ++i) own_mass += mass_of(i), own_count += count[i];
+        unsigned long long mass = upper.mass_before + sum_before(own_mass, all), sum = mass;
+        if (counted) sum = upper.count_before + sum_before(own_count, all);
+        if (sum < least && least <= sum + (counted ? own_count : own_mass)) {  // one thread
+            unsigned key = first, ties = 0;
+#pragma unroll
+            for (int i = 0; i < OWN_BINS; ++i) {
+                const unsigned long long here = counted ? count[i] : mass_of(i);
+                if (ties == 0 && sum + here >= least) key = first + i, ties = count[i];
+                if (ties == 0) mass += mass_of(i), sum += here;
+            }
+            const unsigned weight = weight_of(key);
+            const auto rest = static_cast<double>(least - sum - 1);  // whole numbers of less than 53 bits: the quotient is exact
+            const unsigned tie = __double2uint_rz(counted ? rest : rest / weight);
+            w.shared.token.picked = {mass + (tie + 1ull) * weight, key, tie, ties};
+        }
+        math_barrier();
+        return w.shared.token.picked;
     }
 
     // Each step keeps a run of the sorted tokens from the best on, so what all steps keep weighs as much as the shortest run.
-    __device__ void pick_sorted(const Keys& keys, Histogram* histograms, double uniform, unsigned long long kept_by_min_p,
-                                bool by_count) {
+    __device__ void pick_sorted(const Keys& keys, Histograms& histograms, double uniform, unsigned long long kept_by_min_p,
+                                bool counted) {
         const Request& request = w.request;
-        const Bins bins =
-            bins_of(histograms[UPPER], by_count, [&](int bin, unsigned long long) { return __ldcg(&histograms[UPPER].count[bin]); });
-        const auto target = [&](unsigned long long mass) {
-            return min(static_cast<unsigned long long>(uniform * static_cast<double>(mass)) + 1, mass);
-        };
+        const Upper bins = upper_of(histograms, counted);
         unsigned long long mass = bins.all_mass;
-        if (by_count && bins.all_count > static_cast<unsigned long long>(request.top_k)) {
-            const Found cut = reaching(bins, true, request.top_k);
-            each_own(keys, [&](unsigned key) { add_lower(key, cut, histograms[TOP_K_CUT]); });
-            share(TOP_K_CUT);
-            mass = place_in(histograms[TOP_K_CUT], cut, true, request.top_k).mass;
+        Found guess{};  // where the pick will be, told before a cut is known exactly: it saves a round
+        Picked place{};
+#pragma unroll 1
+        for (int level = TOP_K_CUT; level <= PICK; ++level) {
+            unsigned long long all = mass, least;
+            if (level == TOP_K_CUT) {
+                least = request.top_k;
+                if (!counted || bins.all_count <= least) continue;
+            } else if (level == TOP_P_CUT) {
+                if (request.top_p >= 1.0f) continue;
+                least = max(static_cast<unsigned long long>(ceil(static_cast<double>(request.top_p) * static_cast<double>(all))), 1ull);
+            } else {
+                all = min(all, kept_by_min_p);
+                least = part_of(all, uniform) + 1;
+            }
+            if (level != TOP_K_CUT) least = min(least, all);
+            Found upper = guess;
+            const bool guessed = level == PICK && guess.mass_before < least && least <= guess.mass_before + guess.mass;
+            w.look_round();
+            if (!guessed) {
+                const bool guesses = level == TOP_P_CUT;  // what is kept will weigh about `least`
+                math_barrier();  // what is marked has been read by all, the last time round
+                mark_reaching(w.shared.token.found, bins, level == TOP_K_CUT, least);
+                if (guesses) mark_reaching(w.shared.token.guess, bins, false, part_of(min(least, kept_by_min_p), uniform) + 1);
+                math_barrier();
+                upper = w.shared.token.found;
+                guess = w.shared.token.guess;
+                if (!guesses) guess.mass = 0;
+                each_own(keys, [&](int, unsigned key) {
+                    if (weight_of(key) == 0) return;
+                    const int bin = key / BINS, word = word_of(key % BINS);
+                    if (bin == upper.bin) atomicAdd(histograms.count[level] + word, 1u);
+                    if (bin == guess.bin && guess.mass > 0) atomicAdd(histograms.count[GUESS] + word, 1u);
+                });
+                tell(level, 0);
+                hear(level);
+            }
+            place = place_in(histograms.count[guessed ? GUESS : level], upper, level == TOP_K_CUT, least);
+            mass = place.mass;
         }
-        Found upper{};  // where the pick will be; one round is saved where that can be told before the cut is known exactly
-        Level level = PICK;
-        if (request.top_p < 1.0f) {
-            const auto least = min(max(static_cast<unsigned long long>(ceil(static_cast<double>(request.top_p) * static_cast<double>(mass))), 1ull), mass);
-            const Found cut = reaching(bins, false, least);
-            upper = reaching(bins, false, target(min(cut.mass_before + cut.mass / 2 + 1, kept_by_min_p)));
-            level = GUESS;
-            each_own(keys, [&](unsigned key) {
-                add_lower(key, cut, histograms[TOP_P_CUT]);
-                add_lower(key, upper, histograms[GUESS]);
+        if (place.ties == 1) {
+            const HeadPhase head{w};
+            each_own(keys, [&](int row, unsigned key) {
+                if (key == place.key) tell_choice(head.first_row() + row);
             });
-            share(TOP_P_CUT);
-            mass = place_in(histograms[TOP_P_CUT], cut, false, least).mass;
+            return;
         }
-        const unsigned long long least = target(min(mass, kept_by_min_p));
-        if (level == PICK || least <= upper.mass_before || least > upper.mass_before + upper.mass) {
-            level = PICK;
-            upper = reaching(bins, false, least);
-            each_own(keys, [&](unsigned key) { add_lower(key, upper, histograms[PICK]); });
-            share(PICK);
-        }
-        const Place place = place_in(histograms[level], upper, false, least);
-        unsigned long long before_own = 0, ties;
-        if (place.ties > 1) {  // by id: how many of them do the workers before this one have?
-            unsigned long long own = 0;
-            each_own(keys, [&](unsigned key) { own += key == place.key; });
-            tell(LEVELS, sum_over_block(own));
-            before_own = hear_sums(LEVELS, ties);
-        }
-        pick_own(keys, before_own, place.tie, [&](unsigned key) { return key == place.key ? 1u : 0u; });
+        // By id: how many of them do the workers before this one have?
+        unsigned long long own = 0, ties;
+        each_own(keys, [&](int, unsigned key) { own += key == place.key; });
+        own = sum_over_block(own);
+        tell(LEVELS, own);
+        const unsigned long long before = hear_sums(LEVELS, ties);
+        pick_by_id(keys, before, own, place.tie, [&](unsigned key) { return key == place.key ? 1u : 0u; });
     }
-    __device__ void pick_by_id(const Keys& keys, unsigned least, unsigned long long before_own, unsigned long long target) {
-        pick_own(keys, before_own, target, [&](unsigned key) {
-            const unsigned weight = weight_of(key);
-            return weight >= least ? weight : 0u;
-        });
-    }
-    // The worker in whose rows the sum of `value_of(key)`, by id, passes `target` tells all others which token that is.
+
+    // The worker in whose rows the sum of `value_of(key)`, by id, passes `target` tells all others which token that is.  `own`
+    // is the sum over its rows.
     template <class ValueOf>
-    __device__ void pick_own(const Keys& keys, unsigned long long before, unsigned long long target, ValueOf value_of) {
+    __device__ void pick_by_id(const Keys& keys, unsigned long long before, unsigned long long own, unsigned long long target,
+                               ValueOf value_of) {
+        if (target < before || target >= before + own) return;
         const HeadPhase head{w};
-        const int tiles = Head::tiles(head.slice()), from = Head::first_tile(head.slice()) * TILE, first = head.first_row();
+        const int tiles = Head::tiles(head.slice()), from = Head::first_tile(head.slice()) * TILE;
 #pragma unroll 1
         for (int block = 0; block < Head::BLOCKS; ++block) {
             const int start = Head::block_start(tiles, block) * TILE, end = Head::block_start(tiles, block + 1) * TILE;
-            const int row = start + w.thread, id = first + row;
+            const int row = start + w.thread;
             const bool inside = row < end && from + row < HEAD_SLICE;
-            const unsigned long long value = inside ? value_of(keys.of(*head.score_of(row))) : 0;
+            const unsigned value = inside ? value_of(keys.of(*head.score_of(row))) : 0;
             unsigned long long all;
             const unsigned long long sum = before + sum_before(value, all);
-            if (sum <= target && target < sum + value)
-                store_packet(w.packets(CHOSEN_AT), id, __float_as_uint(w.request.logits[id]), 0, epoch());
+            if (sum <= target && target < sum + value) tell_choice(head.first_row() + row);
             before += all;
         }
     }
     // One packet from the worker that has the token: the token and its logit.
+    __device__ void tell_choice(int id) const {
+        store_packet(w.packets(CHOSEN_AT), id, __float_as_uint(w.request.logits[id]), 0, epoch());
+    }
     __device__ void take_choice(Choice& choice) const {
         math_barrier();
         if (w.thread == 0) {

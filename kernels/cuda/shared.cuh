@@ -8,10 +8,15 @@ namespace laneformer {
 constexpr int OWN_GROUPS = Output::MOST_TILES * (TILE / GROUP);  // of the residual stream, at most
 constexpr int HEAD_ROW_WORDS = divide_up(Head::MOST_TILES * TILE, 32);
 
-// Where sums of weights reach what a thread was looking for: see sampling.cuh.
-struct Found {
+// What one thread found for all while a token is chosen: see sampling.cuh.
+struct Found {  // a bin, what lies before it and what it weighs
     unsigned long long count_before, mass_before, mass;
     int bin;
+};
+struct Picked {
+    unsigned long long mass;  // up to a token of the sorted ones, itself included
+    unsigned key;
+    unsigned tie, ties;  // its number among the tokens of that key, and how many there are
 };
 
 // Where a worker keeps the scores from which tokens are sampled: here, or else in device memory.
@@ -36,7 +41,8 @@ struct alignas(16) TokenMemory {
     int best_id[MATH_WARPS];
     unsigned flags[MATH_WARPS];
     unsigned long long warp_mass[MATH_WARPS];
-    Found found;
+    Found found, guess;
+    Picked picked;
 };
 
 constexpr int TOKEN_TILES = CHUNK / 8;

@@ -22,6 +22,7 @@ constexpr long long TOLD_AT = CHOSEN_AT + 1;
 constexpr int ROUNDS = 6;  // of telling each other, at most, while a token is sampled
 constexpr long long ALL_PACKETS = TOLD_AT + ROUNDS * ALL_WORKERS;
 
+constexpr int GATHERED_AT_ONCE = 8;  // packets that a thread asks for before it looks at the first
 constexpr int EPOCHS_PER_STEP = LAYERS + 2;
 
 // What the host hands over, by value.
@@ -38,7 +39,7 @@ struct Request {
     float* logits;                  // [VOCABULARY], of the last position
     float* scores;                  // [VOCABULARY], logits with the penalty, where tokens are sampled; each worker's own
     const double* uniforms;         // [limit], in [0, 1), where tokens are sampled
-    struct Histogram* histograms;   // of two tokens, zero at first: see sampling.cuh
+    struct Histograms* histograms;  // of two tokens, zero at first: see sampling.cuh
     unsigned char* chunk_memory;    // see chunk_state.cuh
     unsigned long long* flags;      // [ALL_WORKERS]
     Control* control;
@@ -137,7 +138,7 @@ struct Worker {
     template <int COLUMNS>
     __device__ void gather(const Packet* from, unsigned epoch, const float* scale, int where) {
         constexpr int GROUPS = divide_up(COLUMNS, GROUP), EACH = divide_up(GROUPS, MATH_THREADS);
-        constexpr int AT_ONCE = smaller(EACH, 4);
+        constexpr int AT_ONCE = smaller(EACH, GATHERED_AT_ONCE);
         look_round();
         float squares = 0;
 #pragma unroll 1
