@@ -36,6 +36,7 @@ class Compiled:
     cubin: bytes
     registers: int  # of a thread
     spilled_bytes: int  # stores and loads of registers that did not fit
+    static_shared_bytes: int  # beside what a launch asks for
 
 
 def compile_kernel(config: LaneformerConfig, kernel: Kernel) -> Path:
@@ -86,13 +87,14 @@ def build(header: str, sources: dict[str, str], main: str = "engine.cu") -> Comp
         nvrtc.destroyProgram(program)
 
 
-def resources_used(log: str) -> tuple[int, int]:
-    """Registers and spilled bytes, the worst function's, from what ``-v`` makes ptxas say."""
+def resources_used(log: str) -> tuple[int, int, int]:
+    """Most registers, spilled bytes and most static shared memory, from what ``-v`` makes ptxas say."""
     registers = [int(found) for found in re.findall(r"Used (\d+) registers", log)]
     spills = [int(found) for found in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)]
+    shared = [int(found) for found in re.findall(r"(\d+) bytes smem", log)]  # left out where there is none
     if not registers or not spills:
         raise CudaCompileError("NVRTC did not say how many registers the kernel takes")
-    return max(registers), sum(spills)
+    return max(registers), sum(spills), max(shared, default=0)
 
 
 def nvrtc_version() -> tuple[int, int]:
