@@ -104,7 +104,7 @@ def nvrtc_version() -> tuple[int, int]:
         version: tuple[int, int] = nvrtc.getVersion()
     except (RuntimeError, ImportError, OSError) as error:
         raise CudaCompileError(
-            f"NVRTC is not here ({error}): install the CUDA toolkit or nvidia-cuda-nvrtc"
+            f"NVRTC is not here ({one_line(error)}): install the CUDA toolkit or nvidia-cuda-nvrtc"
         ) from None
     return version
 
@@ -115,9 +115,14 @@ def import_cupy() -> Any:
         import cupy
     except ImportError as error:
         raise CudaCompileError(
-            f"the cuda back end needs CuPy ({error}): pip install 'laneformer[cuda]'"
+            f"the cuda back end needs CuPy ({one_line(error)}): pip install 'laneformer[cuda]'"
         ) from None
     return cupy
+
+
+def one_line(error: Exception) -> str:
+    """An error's text; CuPy's goes over many lines."""
+    return " ".join(str(error).split())
 
 
 def _nvrtc() -> Any:
