@@ -63,13 +63,22 @@ class Specialisation:
     def kernel(self, config: LaneformerConfig) -> Kernel:
         """What an H200 would get."""
         workers = most_workers(config, H200_MULTIPROCESSORS)
-        return Kernel(
-            workers_per_lane=min(2, workers) if self.few_workers else workers,
-            context=config.max_position_embeddings,
-            splits=split_count(config),
-            checksums=self.checksums,
-            float16=self.float16,
-        )
+        if self.few_workers:
+            workers = min(2, workers)
+        return kernel_for(config, workers, checksums=self.checksums, float16=self.float16)
+
+
+def kernel_for(
+    config: LaneformerConfig, workers: int, *, checksums: bool = False, float16: bool = False
+) -> Kernel:
+    """The kernel of :class:`infer.backends.cuda_backend.CudaBackend` with these options."""
+    return Kernel(
+        workers_per_lane=workers,
+        context=config.max_position_embeddings,
+        splits=split_count(config),
+        checksums=checksums,
+        float16=float16,
+    )
 
 
 def kernels() -> list[Any]:
