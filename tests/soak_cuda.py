@@ -39,46 +39,13 @@ from infer.bench import commit, host_cpu  # noqa: E402
 from infer.bench.machine import versions  # noqa: E402
 from infer.request import Request  # noqa: E402
 from infer.weights import Weights  # noqa: E402
-from laneformer.config import LaneformerConfig  # noqa: E402
 from laneformer.errors import LaneformerError  # noqa: E402
-from tests.infer.cuda_kernels import kernel_for  # noqa: E402
+from tests.infer.cuda_kernels import SOAK, kernel_for  # noqa: E402
 from tests.infer.rounded import Rounded  # noqa: E402
 from tests.tiny_models import RandomWeights  # noqa: E402
 
 RESULT = ROOT / "docs" / "results" / "cuda_soak.json"
-SIZES: dict[str, Any] = {
-    "hidden_size": 512,
-    "num_hidden_layers": 6,
-    "intermediate_size": 2048,
-    "vocab_size": 4096,
-    "max_position_embeddings": 768,
-    "sliding_window": 100,
-    "sliding_layers": (0, 2, 3),
-}
 FEW_WORKERS = 3
-MODELS: dict[str, tuple[LaneformerConfig, str]] = {
-    "one lane": (LaneformerConfig(**SIZES, num_attention_heads=8, num_key_value_heads=4), "bfloat16"),
-    "eight lanes": (
-        LaneformerConfig(
-            **SIZES, num_attention_heads=16, num_key_value_heads=8, num_lanes=8, broadcast_delay=2
-        ),
-        "bfloat16",
-    ),
-    "four lanes, vocabulary in slices": (
-        LaneformerConfig(
-            **SIZES,
-            num_attention_heads=12,
-            num_key_value_heads=4,
-            head_dim=48,
-            num_lanes=4,
-            broadcast_delay=1,
-            qk_norm=True,
-            lm_head_type="vocab_parallel",
-            tie_word_embeddings=True,
-        ),
-        "float16",
-    ),
-}
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {},
@@ -250,24 +217,24 @@ class Soak:
 
 
 def cuda_models() -> list[Model]:
-    """:data:`MODELS` on the GPU, with all workers and with few, plain and with checksums."""
+    """:data:`SOAK` on the GPU, with all workers and with few, plain and with checksums."""
     multiprocessors = Device().multiprocessors
     wanted = [
         (name, workers, checksums)
-        for name, (config, _) in MODELS.items()
+        for name, (config, _) in SOAK.items()
         for workers in (most_workers(config, multiprocessors), FEW_WORKERS)
         for checksums in (False, True)
     ]
     with ThreadPoolExecutor() as pool:  # NVRTC lets go of Python's lock
 
         def compiled(entry: tuple[str, int, bool]) -> Path:
-            config, dtype = MODELS[entry[0]]
+            config, dtype = SOAK[entry[0]]
             float16 = dtype == "float16"
             return compile_kernel(config, kernel_for(config, entry[1], checksums=entry[2], float16=float16))
 
         list(pool.map(compiled, wanted))
     found = []
-    for name, (config, dtype) in MODELS.items():
+    for name, (config, dtype) in SOAK.items():
         weights = Rounded(RandomWeights(config, scale=SCALE), dtype)
         engines = [
             Engine(

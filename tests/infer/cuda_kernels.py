@@ -45,6 +45,54 @@ SHAPES: dict[str, dict[str, Any]] = {
     "vocabulary in slices, tied": {"lm_head_type": "vocab_parallel", "tie_word_embeddings": True},
 }
 
+SOAK_SIZES: dict[str, Any] = {
+    "hidden_size": 512,
+    "num_hidden_layers": 6,
+    "intermediate_size": 2048,
+    "vocab_size": 4096,
+    "max_position_embeddings": 768,
+    "sliding_window": 100,
+    "sliding_layers": (0, 2, 3),
+}
+# Configuration and type of the models of soak_cuda.py.
+SOAK: dict[str, tuple[LaneformerConfig, str]] = {
+    "one lane": (LaneformerConfig(**SOAK_SIZES, num_attention_heads=8, num_key_value_heads=4), "bfloat16"),
+    "eight lanes": (
+        LaneformerConfig(
+            **SOAK_SIZES, num_attention_heads=16, num_key_value_heads=8, num_lanes=8, broadcast_delay=2
+        ),
+        "bfloat16",
+    ),
+    "four lanes, vocabulary in slices": (
+        LaneformerConfig(
+            **SOAK_SIZES,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            head_dim=48,
+            num_lanes=4,
+            broadcast_delay=1,
+            qk_norm=True,
+            lm_head_type="vocab_parallel",
+            tie_word_embeddings=True,
+        ),
+        "float16",
+    ),
+}
+# Small enough for numpy, large enough that a worker has several tiles; 8 MB.
+GREEDY = LaneformerConfig(
+    hidden_size=256,
+    num_hidden_layers=6,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    intermediate_size=512,
+    vocab_size=1024,
+    max_position_embeddings=384,
+    num_lanes=8,
+    broadcast_delay=2,
+    sliding_window=64,
+    sliding_layers=(0, 1, 3),
+)
+
 
 def shape_config(name: str) -> LaneformerConfig:
     """A tiny model of one of :data:`SHAPES`, with a context that needs several chunks."""
@@ -90,6 +138,9 @@ def kernels() -> list[Any]:
     release = BENCHMARKS["release"]
     checked = Specialisation(lambda: LaneformerConfig(**release), checksums=True)
     found.append(pytest.param(checked, id="release, checksums"))
+    for name, (config, dtype) in [*SOAK.items(), ("greedy", (GREEDY, "bfloat16"))]:
+        small = Specialisation(lambda config=config: config, float16=dtype == "float16")
+        found.append(pytest.param(small, id=name))
     turns = cycle([(True, False), (False, True), (False, False)])
     for name, (float16, checksums) in zip(SHAPES, turns, strict=False):
         shape = Specialisation(

@@ -106,7 +106,7 @@ def test_models_are_compiled_for_the_back_ends_that_use_them(
 ) -> None:
     monkeypatch.setenv("LANEFORMER_CACHE", str(tmp_path))
     Machine().install(monkeypatch)
-    monkeypatch.setattr(soak_cuda, "MODELS", {"tiny": (tiny_config(), "float16")})
+    monkeypatch.setattr(soak_cuda, "SOAK", {"tiny": (tiny_config(), "float16")})
     monkeypatch.setattr(soak_cuda, "FEW_WORKERS", 1)
     (model,) = soak_cuda.cuda_models()
     found = [(each.label, each.checksums, each.backend.kernel.float16) for each in model.engines]
@@ -120,6 +120,6 @@ def test_models_are_compiled_for_the_back_ends_that_use_them(
 
 
 def test_the_models_are_of_shapes_that_the_kernel_takes() -> None:
-    for config, _ in soak_cuda.MODELS.values():
+    for config, _ in soak_cuda.SOAK.values():
         assert most_workers(config, 132) > soak_cuda.FEW_WORKERS
         check_workers(config, soak_cuda.FEW_WORKERS, 132)
