@@ -10,7 +10,7 @@ twice the measured error.  Then tokens per second at several contexts, and the s
 that weights, keys and values take.  Ends with exit code 1 where a token is wrong.
 
 Needs neither torch nor transformers: numpy, safetensors, tokenizers, CuPy with NVRTC, a C++ compiler for the
-reference (``--reference numpy`` needs none), and for the import gguf with pyyaml, requests and tqdm.
+reference (``--reference numpy`` needs none), and for the import gguf with pyyaml.
 """
 
 from __future__ import annotations

@@ -119,6 +119,23 @@ def test_models_are_compiled_for_the_back_ends_that_use_them(
     assert len(list((tmp_path / "compiled").iterdir())) == 4  # the back ends compiled nothing of their own
 
 
+def test_the_command_writes_its_piece_and_fails_where_answers_are_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LANEFORMER_CACHE", str(tmp_path / "cache"))
+    Machine().install(monkeypatch)  # its kernels answer nothing
+    monkeypatch.setattr(soak_cuda, "SOAK", {"tiny": (tiny_config(), "bfloat16")})
+    monkeypatch.setattr(soak_cuda, "FEW_WORKERS", 1)
+    path = tmp_path / "soak.json"
+    monkeypatch.setattr("sys.argv", ["soak_cuda.py", "--seconds", "0.1", "--seed", "5", "--json", str(path)])
+    assert soak_cuda.main() == 1
+    (piece,) = json.loads(path.read_text())["pieces"]
+    assert piece["gpu"] == "NVIDIA H200" and piece["requests"] > 0
+    assert piece["mismatches"] + piece["hangs"] == piece["requests"]
+    assert piece["command"] == "python tests/soak_cuda.py --seconds 0.1 --seed 5"
+    assert str(tmp_path) not in path.read_text()
+
+
 def test_the_models_are_of_shapes_that_the_kernel_takes() -> None:
     for config, _ in soak_cuda.SOAK.values():
         assert most_workers(config, 132) > soak_cuda.FEW_WORKERS
