@@ -114,14 +114,14 @@ class CudaBackend:
         device, config, kernel = self._device, self.config, self.kernel
         module = device.module(cubin)
         self._function = device.function(module, ENTRY, SHARED_BYTES)
-        packet_bytes, chunk_bytes, slot_bytes, self._threads, request_bytes = device.sizes(module)
+        packet_bytes, chunk_bytes, histogram_bytes, slot_bytes, self._threads, request_bytes = device.sizes(module)
         if request_bytes != REQUEST.itemsize:
             raise LaneformerError(f"Request has {request_bytes} bytes in the kernel, {REQUEST.itemsize} here")
         full, sliding = cache_slots(config, kernel)
         slots = [sliding if config.window(layer) else full for layer in range(config.num_hidden_layers)]
         cache_offsets = np.cumsum([0, *slots])[:-1].astype(np.int64) * slot_bytes
         sizes = {"weights": self.tape.index.size, "keys and values": sum(slots) * slot_bytes}
-        sizes |= {"packets": packet_bytes, "chunk": chunk_bytes}
+        sizes |= {"packets": packet_bytes, "chunk": chunk_bytes, "histograms": histogram_bytes}
         device.check_memory(sizes)
         self._arrays: dict[str, Any] = {name: device.zeros(size) for name, size in sizes.items()}
         norms = norm_table(config, self.tape)[:, :, : config.hidden_size]
@@ -177,7 +177,9 @@ class CudaBackend:
         for name in ("repetition_penalty", "temperature", "top_p", "min_p"):
             values[name] = getattr(request, name)
         values["top_k"] = min(request.top_k, self.config.vocab_size)
-        blocks = len(self.plan.workers) + sampled
+        if sampled:
+            self._arrays["histograms"].fill(0)
+        blocks = len(self.plan.workers)
         done = device.launch(self._function, blocks, self._threads, values, SHARED_BYTES)
         try:
             yield from self._tokens(limit, done)
@@ -223,7 +225,7 @@ class CudaBackend:
                 name: arrays[name]
                 for name in (
                     *("run_offset", "norms", "rotation", "cache_offset", "packets", "logits", "scores"),
-                    *("flags", "control"),
+                    *("histograms", "flags", "control"),
                 )
             },
         }
@@ -245,10 +247,10 @@ class CudaBackend:
 
 
 def most_workers(config: LaneformerConfig, multiprocessors: int) -> int:
-    """Workers per lane: all multiprocessors but the one that samples, each with rows of every output."""
+    """Workers per lane: as many as there are multiprocessors for, each with rows of every output."""
     lanes = config.num_lanes
     tiles = min(ceil_div(config.hidden_size, TILE), ceil_div(config.intermediate_size // lanes, TILE // 2))
-    return max(1, min((multiprocessors - 1) // lanes, tiles))
+    return max(1, min(multiprocessors // lanes, tiles))
 
 
 def check_model(weights: Weights) -> None:
@@ -268,10 +270,8 @@ def check_model(weights: Weights) -> None:
 def check_workers(config: LaneformerConfig, workers: int, multiprocessors: int) -> None:
     """:class:`ConfigError` for numbers of workers that do not fit the model or the device."""
     most = most_workers(config, multiprocessors)
-    if config.num_lanes * most + 1 > multiprocessors:
-        raise ConfigError(
-            f"{config.num_lanes} lanes need a GPU of more than {multiprocessors} multiprocessors"
-        )
+    if config.num_lanes * most > multiprocessors:
+        raise ConfigError(f"{config.num_lanes} lanes need a GPU of more than {multiprocessors} multiprocessors")
     if not 1 <= workers <= most:
         raise ConfigError(f"workers per lane must be 1 to {most} for this model and GPU, found {workers}")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 POINTERS = (
     *("tape", "run_offset", "embedding", "norms", "head_norms", "rotation", "cache", "cache_offset"),
-    *("packets", "logits", "scores", "uniforms", "chunk_memory", "flags", "control", "prompt", "stop_ids"),
+    *("packets", "logits", "scores", "uniforms", "histograms", "chunk_memory", "flags", "control", "prompt", "stop_ids"),
     *("tokens", "cancel", "all_logits", "stall_nanoseconds"),
 )
 REQUEST = np.dtype(
@@ -47,4 +47,6 @@ PLACES = (
     "waiting for inputs of the head",
     "waiting for the token",
     "waiting in a chunk of the prompt",
+    "waiting for merged results of attention",
+    "waiting for the choice of a token",
 )

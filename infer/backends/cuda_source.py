@@ -21,6 +21,8 @@ class Kernel:
     splits: int
     chunk: int = 64
     in_flight_bytes: int = 72 * 1024
+    prefetch_bytes: int = 128 * 1024
+    piece_cycles: int = 200
     checksums: bool = False
     float16: bool = False
     silent_worker: int = -1  # for tests: publishes no residual rows
@@ -61,6 +63,8 @@ def model_header(config: LaneformerConfig, kernel: Kernel) -> str:
         "SLIDING_SLOTS": sliding,
         "CHUNK": kernel.chunk,
         "IN_FLIGHT_BYTES": kernel.in_flight_bytes,
+        "PREFETCH_BYTES": kernel.prefetch_bytes,
+        "PIECE_CYCLES": kernel.piece_cycles,
         "SHARED_BYTES": kernel.shared_bytes,
         "SILENT_WORKER": kernel.silent_worker,
     }

@@ -122,7 +122,7 @@ struct Attention {
         const Span span = visible_blocks(w.layer, split, position, position);
         for (int start = span.from, count; start <= span.to; start += count) {
             count = blocks_in_page(start, span.to, slots);
-            const unsigned char* page = w.wait_page();
+            const unsigned char* page = w.wait_page(count * CACHE_BLOCK_BYTES);
             for (int each = 0; each < count; ++each)
                 if ((start + each) % MATH_WARPS == w.warp)
                     block(page + each * CACHE_BLOCK_BYTES, (start + each) * SPLITS + split, queries, mixed, most, total);
@@ -236,54 +236,83 @@ struct Attention {
 
     // Results of all tasks of the lane become inputs of the output projection.
     __device__ void merge() {
+        if constexpr (MERGED_BY_SHARES) merge_shares();
+        else merge_all();
+    }
+
+    // Every worker merges all columns.  Several threads share one group of columns, neighbours in a warp.
+    __device__ void merge_all() {
         w.look_round();
-        constexpr int GROUPS = MIXED / GROUP;
-        constexpr int ROOM = larger(MATH_THREADS / GROUPS, 1);
-        constexpr int SHARED_BY = smaller(SPLITS, ROOM >= 32 ? 32 : ROOM >= 16 ? 16 : ROOM >= 8 ? 8 : ROOM >= 4 ? 4 : ROOM >= 2 ? 2 : 1);
+        constexpr int SHARED_BY = power_of_two(smaller(SPLITS, larger(MATH_THREADS / MIXED_GROUPS, 1)));
         constexpr int EACH = SPLITS / SHARED_BY, AT_ONCE = smaller(EACH, 4);
 #pragma unroll 1
-        for (int start = 0; start < GROUPS * SHARED_BY; start += MATH_THREADS) {
-            const int item = start + w.thread, group = item / SHARED_BY, sub = item % SHARED_BY;
-            const bool inside = group < GROUPS;
-            const int head = group / HEAD_GROUPS, key_head = head / QUERIES_PER_KEY;
-            const long long offset = head % QUERIES_PER_KEY * (HEAD_GROUPS + 1);
-            float most = NEVER, total = 0;
-            float4 sum = make_float4(0, 0, 0, 0);
+        for (int start = 0; start < MIXED_GROUPS * SHARED_BY; start += MATH_THREADS) {
+            const int item = start + w.thread, group = item / SHARED_BY, first = item % SHARED_BY * EACH;
+            Merged merged;
 #pragma unroll 1
-            for (int first = 0; first < EACH; first += AT_ONCE) {
-                Packet found[2 * AT_ONCE];
-                receive(
-                    found,
-                    [&](int i) -> const Packet* {
-                        if (!inside) return nullptr;
-                        const int task = key_head * SPLITS + sub * EACH + first + i / 2;
-                        return task_packets(task) + offset + (i % 2 ? HEAD_GROUPS : group % HEAD_GROUPS);
-                    },
-                    w.epoch(), w.patience(AT_MIXED));
-#pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i)
-                    if (inside) {
-                        const float4 side = opened(found[2 * i + 1]);
-                        join(most, total, sum, side.x, side.y, opened(found[2 * i]));
-                    }
-            }
-#pragma unroll
-            for (int apart = 1; apart < SHARED_BY; apart *= 2) {
-                const float other_most = __shfl_xor_sync(~0u, most, apart), other_total = __shfl_xor_sync(~0u, total, apart);
-                const float4 other = make_float4(__shfl_xor_sync(~0u, sum.x, apart), __shfl_xor_sync(~0u, sum.y, apart),
-                                                 __shfl_xor_sync(~0u, sum.z, apart), __shfl_xor_sync(~0u, sum.w, apart));
-                join(most, total, sum, other_most, other_total, other);
-            }
-            if (inside && sub == 0) w.store_inputs(group, times(sum, 1.0f / total));
+            for (int at = 0; at < EACH; at += AT_ONCE) take_tasks<AT_ONCE>(merged, group, first + at, group < MIXED_GROUPS);
+            merge_neighbours<SHARED_BY>(merged);
+            if (group < MIXED_GROUPS && first == 0) w.store_inputs(group, times(merged.sum, 1.0f / merged.total));
         }
         w.pad_inputs<MIXED>();
         math_barrier();
     }
-    __device__ static void join(float& most, float& total, float4& sum, float other_most, float other_total, float4 other) {
-        const float top = fmaxf(most, other_most), mine = exp2f(most - top), theirs = exp2f(other_most - top);
-        total = total * mine + other_total * theirs;
-        sum = plus(times(sum, mine), times(other, theirs));
-        most = top;
+    // Every worker merges a share of the columns and tells the others: one exchange more, but all workers merging all columns
+    // would read SPLITS times as many packets.
+    __device__ void merge_shares() {
+        w.look_round();
+        const int first = MIXED_GROUPS * w.place / WORKERS, last = MIXED_GROUPS * (w.place + 1) / WORKERS;
+        Packet* to = w.packets(MERGED_AT) + static_cast<long long>(w.lane) * MIXED_GROUPS;
+#pragma unroll 1
+        for (int start = first * SPLITS; start < last * SPLITS; start += MATH_THREADS) {
+            const int item = start + w.thread, group = item / SPLITS, split = item % SPLITS;
+            Merged merged;
+            take_tasks<1>(merged, group, split, group < last);
+            merge_neighbours<SPLITS>(merged);
+            if (group < last && split == 0) put(to + group, times(merged.sum, 1.0f / merged.total), w.epoch());
+        }
+        w.gather<MIXED>(to, w.epoch(), nullptr, AT_MERGED);
+    }
+
+    struct Merged {
+        float most = NEVER, total = 0;
+        float4 sum = make_float4(0, 0, 0, 0);
+
+        __device__ void join(float other_most, float other_total, float4 other) {
+            const float top = fmaxf(most, other_most), mine = exp2f(most - top), theirs = exp2f(other_most - top);
+            total = total * mine + other_total * theirs;
+            sum = plus(times(sum, mine), times(other, theirs));
+            most = top;
+        }
+    };
+    // A group of columns in COUNT tasks, from split `first` on.
+    template <int COUNT>
+    __device__ void take_tasks(Merged& merged, int group, int first, bool inside) const {
+        const int head = group / HEAD_GROUPS, task = head / QUERIES_PER_KEY * SPLITS + first;
+        const Packet* from = task_packets(task) + head % QUERIES_PER_KEY * (HEAD_GROUPS + 1);
+        Packet found[2 * COUNT];
+        receive(
+            found,
+            [&](int i) {
+                return inside ? from + i / 2 * TASK_PACKETS + (i % 2 ? HEAD_GROUPS : group % HEAD_GROUPS) : nullptr;
+            },
+            w.epoch(), w.patience(AT_MIXED));
+        if (!inside) return;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const float4 side = opened(found[2 * i + 1]);
+            merged.join(side.x, side.y, opened(found[2 * i]));
+        }
+    }
+    template <int COUNT>
+    __device__ static void merge_neighbours(Merged& merged) {
+#pragma unroll
+        for (int apart = 1; apart < COUNT; apart *= 2) {
+            const float4 sum = merged.sum;
+            const float4 other = make_float4(__shfl_xor_sync(~0u, sum.x, apart), __shfl_xor_sync(~0u, sum.y, apart),
+                                             __shfl_xor_sync(~0u, sum.z, apart), __shfl_xor_sync(~0u, sum.w, apart));
+            merged.join(__shfl_xor_sync(~0u, merged.most, apart), __shfl_xor_sync(~0u, merged.total, apart), other);
+        }
     }
 };
 

@@ -101,7 +101,8 @@ struct Chunk : ChunkAttention {
                 math_barrier();  // this run's inputs are there for all, and all are through with the run before it
                 copy_inputs<M>(from, run + COPIES - 1);
                 constexpr int RUNS_PER_PAGE = M::STEPS_PER_PAGE / RUN_STEPS;
-                if (run % RUNS_PER_PAGE == 0) weights = w.wait_page() + w.warp * TILE_BYTES + w.in_warp * 16;
+                if (run % RUNS_PER_PAGE == 0)
+                    weights = w.wait_page(tiles * M::STEPS_PER_PAGE * TILE_BYTES) + w.warp * TILE_BYTES + w.in_warp * 16;
                 const unsigned char* inputs = w.shared.chunk.inputs[run % COPIES] + w.in_warp * 8;
 #pragma unroll
                 for (int step = 0; step < RUN_STEPS; ++step) {

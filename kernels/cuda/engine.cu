@@ -1,5 +1,5 @@
 // The kernel: one launch is one request.  Every block is a worker: eight warps do the work, a ninth loads, and in the first
-// block a tenth asks the host whether the request is still wanted.  Where tokens are sampled, one block more chooses them.
+// block a tenth asks the host whether the request is still wanted.
 #include "chunk.cuh"
 #include "head.cuh"
 #include "loader.cuh"
@@ -19,8 +19,6 @@ __device__ bool stops(const Request& request, int token) {
     return false;
 }
 
-__device__ bool samples(const Request& request) { return request.temperature > 0 && request.limit > 0; }
-
 // Whether someone has given the request up: one thread looks, so that all of a block leave together.
 __device__ bool given_up(Worker& w) {
     if (w.thread == 0) w.shared.given_up = load_relaxed(&w.request.control->abort);
@@ -28,27 +26,6 @@ __device__ bool given_up(Worker& w) {
     const bool answer = w.shared.given_up != 0;
     math_barrier();
     return answer;
-}
-
-// The block that samples, as long as workers send logits.
-__device__ void sample(Worker& w, unsigned char* memory) {
-    const Request& request = w.request;
-    Sampler sampler(w, memory);
-    w.layer = LAYERS - 1;
-    for (int made = 0; made < request.limit; ++made) {
-        w.step_epoch = request.first_epoch + static_cast<unsigned>(request.prompt_count - 1 + made) * EPOCHS_PER_STEP;
-        // Before the first token the whole prompt runs.
-        w.deadline = nanoseconds() + request.stall_nanoseconds * (made == 0 ? request.prompt_count : 1);
-        HeadPhase head{w};
-        const Choice choice = head.collect();
-        if (!choice.usable() || given_up(w)) return;
-        __threadfence();  // pairs with the fence of the workers: their scores are visible now
-        math_barrier();
-        const int token = sampler.choose(choice.best, request.uniforms[made]);
-        if (w.thread == 0)
-            store_packet(w.packets(CHOSEN_AT), token, __float_as_uint(request.logits[token]), 0, head.token_epoch());
-        if (stops(request, token)) return;
-    }
 }
 
 // Host memory is a microsecond away.  In the loader's warp this thread kept the loader waiting with it: the lane of worker 0
@@ -90,7 +67,9 @@ __device__ __forceinline__ void play(Worker& w) {
         const bool answers = step >= request.prompt_count - 1;
         if (answers || request.all_logits) {
             float* row = request.all_logits ? request.all_logits + static_cast<long long>(step) * VOCABULARY : nullptr;
-            const Choice choice = HeadPhase{w}.run(row, answers && samples(request));
+            const bool sampled = answers && request.temperature > 0 && request.limit > 0;
+            Choice choice = HeadPhase{w}.run(row, sampled);
+            if (sampled && choice.usable()) Sampling{w}.choose(choice, request.uniforms[made], made);
             if (!choice.finite) outcome = NOT_FINITE;
             if (choice.cancelled) outcome = CANCELLED;
             if (answers && request.limit > 0 && outcome == FINISHED) {
@@ -114,25 +93,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
     const Ring ring{memory + RING_OFFSET, shared.full, shared.empty};
     const int thread = threadIdx.x, index = blockIdx.x;
     if (thread == 0) {
-        for (int stage = 0; stage < STAGES; ++stage) {
-            barrier_init(ring.full + stage, 1);
-            barrier_init(ring.empty + stage, MATH_WARPS);
+        for (int slot = 0; slot < SLOTS; ++slot) {
+            barrier_init(ring.full + slot, 1);
+            barrier_init(ring.empty + slot, MATH_WARPS);
         }
         shared.ended = shared.cancelled = shared.prompt_ready = 0;
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
     if (thread >= MATH_THREADS) {
-        if (index == ALL_WORKERS) return;
         const int steps = request.prompt_count + request.limit - (request.limit > 0);
         if (thread == LOADER_WARP * WARP) Loader(request, shared, ring, index).run(steps);
         if (thread == WATCH_WARP * WARP && index == 0) watch_for_cancel(request, shared);
-        return;
-    }
-    if (index == ALL_WORKERS) {
-        Worker chooser{request, shared, ring};
-        chooser.look_round();
-        sample(chooser, memory);
         return;
     }
     Worker worker{request, shared, ring};
@@ -146,6 +118,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
 
 // What the host must make room for, so that no size is worked out twice: see cuda_backend.py.
 extern "C" __device__ long long laneformer_sizes[] = {
-    laneformer::ALL_PACKETS * static_cast<long long>(sizeof(laneformer::Packet)), laneformer::CHUNK_BYTES,
+    laneformer::ALL_PACKETS * static_cast<long long>(sizeof(laneformer::Packet)), laneformer::CHUNK_BYTES, laneformer::HISTOGRAM_BYTES,
     1ll * laneformer::LANES* laneformer::TASKS* laneformer::CACHE_BLOCK_BYTES, laneformer::THREADS,
     static_cast<long long>(sizeof(laneformer::Request))};

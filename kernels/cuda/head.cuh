@@ -104,7 +104,8 @@ struct HeadPhase {
         }
     }
 
-    // Logits of this worker's rows, and the best of them; every worker tells all, and all come to the same choice.
+    // Logits of this worker's rows, and the best of them; every worker tells all, and all come to the same choice.  Where
+    // tokens are sampled, scores are kept for sampling.cuh.
     __device__ Choice run(float* all_logits, bool sampled) {
         inputs();
         const int tiles = Head::tiles(slice());
@@ -125,7 +126,7 @@ struct HeadPhase {
                     w.request.logits[id] = logit;
                     if (all_logits != nullptr) all_logits[id] = logit;
                     const float penalised = with_penalty(logit, row);
-                    if (sampled) w.request.scores[id] = penalised;
+                    if (sampled) *score_of(row) = penalised;
                     if (penalised > best) best = penalised, best_raw = logit, best_id = id;
                     const float top = fmaxf(most, logit);
                     total = total * __expf(most - top) + __expf(logit - top);
@@ -133,11 +134,11 @@ struct HeadPhase {
                 }
             }
         }
-        if (sampled) __threadfence();  // scores before the packets that tell of them: pairs with the fence of the sampler
         send(best, best_raw, best_id, most, total);
-        Choice choice = collect();
-        if (sampled && choice.usable()) take_sampled(choice);
-        return choice;
+        return collect();
+    }
+    __device__ float* score_of(int row) const {  // of the worker's rows
+        return SCORES_FIT ? w.shared.token.scores + row : w.request.scores + first_row() + row;
     }
     __device__ float with_penalty(float logit, int row) const {
         const float penalty = w.request.repetition_penalty;
@@ -206,18 +207,6 @@ struct HeadPhase {
         }
         reduce(best, raw, id, most, total, flags);
         return {id, best, raw, most + logf(total), (flags & 1) != 0, total > 0 && total < 1e30f && id < VOCABULARY};
-    }
-    // One packet from the sampler: the token and its logit.
-    __device__ void take_sampled(Choice& choice) {
-        math_barrier();
-        if (w.thread == 0) {
-            Packet found[1];
-            receive(found, [&](int) { return w.packets(CHOSEN_AT); }, token_epoch(), w.patience(AT_TOKEN));
-            w.shared.token.best_id[0] = static_cast<int>(found[0].words[0]);
-            w.shared.token.best_raw[0] = __uint_as_float(found[0].words[1]);
-        }
-        math_barrier();
-        choice.token = w.shared.token.best_id[0], choice.raw = w.shared.token.best_raw[0];
     }
 };
 

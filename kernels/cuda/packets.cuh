@@ -5,8 +5,8 @@
 // atomic: a reader that finds the epoch it expects has the values that belong to it.  So no fence and no flag orders a
 // packet, and nothing is reset: epochs only grow, over requests too.
 //
-// In checksum mode the upper half of the epoch word is a checksum of the values; a packet whose epoch fits and whose
-// checksum does not ends the request with an error.
+// In checksum mode the upper half of the epoch word is a checksum of the values, the lower half stands for the epoch; a
+// packet whose epoch fits and whose checksum does not ends the request with an error.
 #pragma once
 
 #include "shape.cuh"
@@ -22,7 +22,8 @@ enum Outcome : unsigned { RUNNING = 0, FINISHED = 1, CANCELLED = 2, STALLED = 3,
 
 // Where a thread waits, for the message if nothing comes.
 enum Place : int {
-    AT_PAGE, AT_SLOT, AT_RESIDUAL, AT_PROJECTED, AT_MIXED, AT_OTHER_LANES, AT_UNITS, AT_HEAD_SLICE, AT_HEAD, AT_TOKEN, AT_CHUNK
+    AT_PAGE, AT_SLOT, AT_RESIDUAL, AT_PROJECTED, AT_MIXED, AT_OTHER_LANES, AT_UNITS, AT_HEAD_SLICE, AT_HEAD, AT_TOKEN, AT_CHUNK,
+    AT_MERGED, AT_CHOICE
 };
 
 struct Control {  // in device memory
@@ -35,6 +36,7 @@ __device__ inline unsigned load_relaxed(const unsigned* address) {
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
     return value;
 }
+__device__ inline void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 __device__ inline unsigned long long nanoseconds() {
     unsigned long long now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
@@ -84,8 +86,11 @@ __device__ inline unsigned checksum(unsigned a, unsigned b, unsigned c) {
     return (mixed ^ mixed >> 16) & 0xffffu;
 }
 
+// 1 to 65,535: a packet that was cleared is never one of any epoch.
+__device__ inline unsigned half_epoch(unsigned epoch) { return epoch % 0xffffu + 1; }
+
 __device__ inline unsigned seal(unsigned epoch, unsigned a, unsigned b, unsigned c) {
-    if constexpr (CHECKSUMS) return (epoch & 0xffffu) | checksum(a, b, c) << 16;
+    if constexpr (CHECKSUMS) return half_epoch(epoch) | checksum(a, b, c) << 16;
     return epoch;
 }
 
@@ -113,7 +118,7 @@ __device__ inline Packet load_packet(const Packet* packet) {
 // Whether a loaded packet is the one of `epoch`.
 __device__ inline bool arrived(const Packet& packet, unsigned epoch, Patience& patience) {
     if constexpr (CHECKSUMS) {
-        if ((packet.words[3] & 0xffffu) != (epoch & 0xffffu)) return false;
+        if ((packet.words[3] & 0xffffu) != half_epoch(epoch)) return false;
         if (packet.words[3] != seal(epoch, packet.words[0], packet.words[1], packet.words[2])) patience.torn();
         return true;
     }

@@ -1,6 +1,7 @@
-// The ring of pages in shared memory: the loader fills stages with bulk copies, eight warps take them.
+// The ring of pages in shared memory: the loader fills it with bulk copies, eight warps take what it holds.
 //
-// full[stage] completes when a page's bytes have arrived, empty[stage] when all eight warps have let go of it.  Waits pair
+// A page lies where the one before it ends, or at the beginning where it would not fit: loader and warps count alike.
+// full[slot] completes when a page's bytes have arrived, empty[slot] when all eight warps have let go of it.  Waits pair
 // with those arrivals, which release at CTA scope; the mbarrier's own acquire makes the bytes visible.
 #pragma once
 
@@ -14,20 +15,27 @@ __device__ inline unsigned shared_address(const void* pointer) {
 }
 
 struct Ring {
-    unsigned char* pages;       // [STAGES][STAGE_BYTES]
-    unsigned long long* full;   // [STAGES]
-    unsigned long long* empty;  // [STAGES]
+    unsigned char* pages;       // [RING_BYTES]
+    unsigned long long* full;   // [SLOTS]
+    unsigned long long* empty;  // [SLOTS]
 };
 
 // A place in the endless sequence of pages.
 struct Cursor {
-    int stage = 0;
-    unsigned lap = 0;  // parity of the number of times round
+    int slot = 0;
+    unsigned lap = 0;  // parity of the number of times round the slots
+    unsigned end = 0;  // of the page before, in the ring
+
     __device__ void advance() {
-        if (++stage == STAGES) {
-            stage = 0;
+        if (++slot == SLOTS) {
+            slot = 0;
             lap ^= 1;
         }
+    }
+    __device__ unsigned place(unsigned bytes) {  // where the next page begins
+        const unsigned start = end + bytes > RING_BYTES ? 0 : end;
+        end = start + bytes;
+        return start;
     }
 };
 
@@ -46,13 +54,22 @@ __device__ inline bool barrier_done(unsigned long long* barrier, unsigned parity
         : "memory");
     return done != 0;
 }
-__device__ inline void load_page(const Ring& ring, int stage, const unsigned char* from, unsigned bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(ring.full + stage)), "r"(bytes)
+__device__ inline bool barrier_done_now(unsigned long long* barrier, unsigned parity) {  // looks, and does not wait
+    unsigned done;
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+__device__ inline void load_page(const Ring& ring, int slot, unsigned place, const unsigned char* from, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(ring.full + slot)), "r"(bytes)
                  : "memory");
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(ring.pages + static_cast<size_t>(stage) * STAGE_BYTES)),
-        "l"(from), "r"(bytes), "r"(shared_address(ring.full + stage))
+            shared_address(ring.pages + place)),
+        "l"(from), "r"(bytes), "r"(shared_address(ring.full + slot))
         : "memory");
 }
 

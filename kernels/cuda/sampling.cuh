@@ -1,332 +1,302 @@
-// Choosing a token by chance: one block more than there are workers, with the shared memory that others fill with pages.
+// Choosing a token by chance: every worker has the scores of its own rows, and all come to the same choice together.
 //
 // The order of steps is that of infer/sampling.py: top-k, top-p, min-p, and one uniform number that picks by the cumulative
-// distribution, most probable first where top-k or top-p sorted it, else by id.  Nothing is sorted here: scores, all in
-// shared memory where they fit, are counted into bins by how far they are below the best, the bin in which a cut or the pick
-// falls is found by a scan, and only what lies in that bin is ranked.  Weights are whole numbers, 2^30 for the best, so
-// sums do not depend on their order.  A token less probable than 2^-30 times the best is never chosen.
+// distribution, most probable first where top-k or top-p sorted it, else by id.  Nothing is sorted here.  A score becomes a
+// key, its distance from the best in steps of 2^-17 nats, and a key has a weight, a whole number, 2^30 for the best: so sums
+// do not depend on their order.  A token less probable than 2^-30 times the best is never chosen.
+//
+// Workers add the weights of their tokens to a histogram of the upper half of the keys, tell each other that they have, and
+// all look for the bin in which a cut or the pick falls; then the same for the lower half of the keys in that bin.  What is
+// left has one key and so one weight, and its order is by id.  The worker that has the token tells the others.
+//
+// A round orders like this: adds to the histogram, barrier, fence, packet | packet, fence, barrier, reads.  Histograms of one
+// token are cleared while the next one is chosen: all workers have sent their parts of that one's best by then, and the first
+// round of it orders the clearing before the adds of the one after.
 #pragma once
 
 #include "head.cuh"
 
 namespace laneformer {
 
-constexpr int BINS = 2048, CANDIDATES = 1024;
+constexpr int HALF_KEY_BITS = 11, BINS = 1 << HALF_KEY_BITS;
+constexpr float KEYS_PER_NAT = 1 << 17;
+constexpr unsigned LAST_KEY = BINS * BINS - 1;  // 32 nats below the best: it weighs nothing
+constexpr float BEST_WEIGHT = 1 << 30;
 
-struct SamplerMemory {
-    unsigned count[BINS], high[BINS], low[BINS];  // of a bin: tokens, and their weights in two parts of 15 bits
-    float value[CANDIDATES];
-    int id[CANDIDATES];
-    float ranked_value[CANDIDATES];
-    int ranked_id[CANDIDATES];
-    unsigned long long warp_mass[MATH_WARPS];
-    unsigned warp_count[MATH_WARPS];
-    unsigned long long mass_before;
-    unsigned long long all_mass;
-    unsigned count_before, found_count, listed, all_count;
-    int bin, chosen;
-    float largest;
+struct Histogram {
+    unsigned long long weight[BINS];
+    unsigned count[BINS];
 };
-constexpr int SCORES_OFFSET = round_up(RING_OFFSET + static_cast<int>(sizeof(SamplerMemory)), 128);
-constexpr bool SCORES_FIT = SCORES_OFFSET + 4ll * VOCABULARY <= SHARED_BYTES;
+enum Level : int { UPPER, TOP_K_CUT, TOP_P_CUT, GUESS, PICK, LEVELS };
+static_assert(LEVELS + 1 <= ROUNDS);
+constexpr long long HISTOGRAM_BYTES = 2ll * LEVELS * sizeof(Histogram);  // of two tokens in turn
 
-class Sampler {
-public:
-    __device__ Sampler(Worker& worker, unsigned char* memory)
-        : w(worker), request_(worker.request), memory_(*reinterpret_cast<SamplerMemory*>(memory + RING_OFFSET)),
-          kept_(SCORES_FIT ? reinterpret_cast<float*>(memory + SCORES_OFFSET) : worker.request.scores) {}
+struct Sampling {
+    Worker& w;
 
-    // The token for a uniform number in [0, 1); `best` is the largest score.
-    __device__ int choose(float best, double uniform) {
-        scale_ = 1.0f / request_.temperature;
-        best_ = best;
-        load();
-        if (request_.top_k == 0 && request_.top_p >= 1.0f) return pick_by_id(uniform);
-        count_bins(0.0f, memory_.largest, nullptr, 0);
-        // Kept so far: everything in sorted order before `end`, weighing `mass`.
-        unsigned end = VOCABULARY;
-        unsigned long long mass = find({ANY_COUNT, ANY_MASS}).mass;  // of all
-        if (request_.top_k > 0 && request_.top_k < VOCABULARY) {
-            const Place place = find({static_cast<unsigned>(request_.top_k), ANY_MASS});
-            end = min(end, place.count), mass = place.mass;
-        }
-        if (request_.top_p < 1.0f) {
-            const auto least = static_cast<unsigned long long>(ceil(static_cast<double>(request_.top_p) * static_cast<double>(mass)));
-            const Place place = find({ANY_COUNT, least});
-            if (place.count < end) end = place.count, mass = place.mass;
-        }
-        if (request_.min_p > 0.0f) {
-            const unsigned least = weight_of(-logf(request_.min_p));
-            const Place place = weight_at_least(least);
-            if (place.count < end) end = place.count, mass = place.mass;
-        }
-        const auto target = static_cast<unsigned long long>(uniform * static_cast<double>(mass));
-        return find({end, target + 1}).id;
+    // The token for a uniform number in [0, 1); `made` tokens have been chosen before.
+    __device__ void choose(Choice& choice, double uniform, int made) {
+        const Request& request = w.request;
+        Histogram* histograms = request.histograms + made % 2 * LEVELS;
+        clear(request.histograms + (made + 1) % 2 * LEVELS);
+        const Keys keys{choice.best, KEYS_PER_NAT / request.temperature};
+        const bool by_count = request.top_k > 0 && request.top_k < VOCABULARY, sorted = request.top_k > 0 || request.top_p < 1.0f;
+        const unsigned least = request.min_p > 0.0f ? max(weight_of(key_of(-logf(request.min_p) * KEYS_PER_NAT)), 1u) : 1u;
+        unsigned long long kept = 0;
+        each_own(keys, [&](unsigned key) {
+            const unsigned weight = weight_of(key);
+            if (weight >= least) kept += weight;
+            if (sorted && weight > 0) add(histograms[UPPER], key / BINS, weight, by_count);
+        });
+        tell(UPPER, sum_over_block(kept));
+        unsigned long long kept_by_all;
+        const unsigned long long before_own = hear_sums(UPPER, kept_by_all);
+        if (sorted) pick_sorted(keys, histograms, uniform, kept_by_all, by_count);
+        else pick_by_id(keys, least, before_own, static_cast<unsigned long long>(uniform * static_cast<double>(kept_by_all)));
+        take_choice(choice);
     }
 
 private:
-    struct Condition {  // on tokens so far and their weight
-        unsigned count;
-        unsigned long long mass;
-        __device__ bool holds(unsigned found_count, unsigned long long found_mass) const {
-            return found_count >= count || found_mass >= mass;
-        }
+    struct Keys {
+        float best, scale;
+        __device__ unsigned of(float score) const { return key_of((best - score) * scale); }
     };
-    static constexpr unsigned ANY_COUNT = ~0u;
-    static constexpr unsigned long long ANY_MASS = ~0ull;
+    __device__ static unsigned key_of(float distance) { return min(__float2uint_rz(distance), LAST_KEY); }
+    __device__ static unsigned weight_of(unsigned key) {
+        return __float2uint_rn(__expf(-static_cast<float>(key) / KEYS_PER_NAT) * BEST_WEIGHT);
+    }
 
-    struct Place {  // the first of the sorted tokens at which a condition on the sums up to it holds
-        unsigned count;           // tokens up to it, itself included
-        unsigned long long mass;  // and their weight
-        int id;
-    };
-
-    __device__ float below(float score) const { return (best_ - score) * scale_; }  // in nats, 0 for the best
-    __device__ static unsigned weight_of(float distance) { return __float2uint_rn(__expf(-distance) * 1073741824.0f); }
-
-    // use(id, score) for this thread's share of the tokens.  Loads of several are under way at once.
+    // use(key) for the rows of this worker, by the threads that wrote their scores.
     template <class Use>
-    __device__ void each_score(const float* from, Use use) const {
-        constexpr int AT_ONCE = 16;
-#pragma unroll 1
-        for (int start = w.thread; start < VOCABULARY; start += AT_ONCE * MATH_THREADS) {
-            float scores[AT_ONCE];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                scores[i] = start + i * MATH_THREADS < VOCABULARY ? from[start + i * MATH_THREADS] : 0;
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (start + i * MATH_THREADS < VOCABULARY) use(start + i * MATH_THREADS, scores[i]);
+    __device__ void each_own(const Keys& keys, Use use) const {
+        const HeadPhase head{w};
+        const int tiles = Head::tiles(head.slice()), from = Head::first_tile(head.slice()) * TILE;
+#pragma unroll 4
+        for (int block = 0; block < Head::BLOCKS; ++block) {
+            const int start = Head::block_start(tiles, block) * TILE, end = Head::block_start(tiles, block + 1) * TILE;
+            const int row = start + w.thread;
+            if (row < end && from + row < HEAD_SLICE) use(keys.of(*head.score_of(row)));
         }
     }
 
-    __device__ void load() {
-        float largest = 0;
-        each_score(request_.scores, [&](int id, float score) {
-            if constexpr (SCORES_FIT) kept_[id] = score;
-            const float distance = below(score);
-            if (weight_of(distance) > 0) largest = fmaxf(largest, distance);
-        });
-#pragma unroll
-        for (int apart = 16; apart; apart /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
+    __device__ void clear(Histogram* histograms) const {
+        constexpr int WORDS = LEVELS * sizeof(Histogram) / sizeof(uint4);
+        auto* words = reinterpret_cast<uint4*>(histograms);
+        for (int at = w.index * MATH_THREADS + w.thread; at < WORDS; at += ALL_WORKERS * MATH_THREADS) words[at] = make_uint4(0, 0, 0, 0);
+    }
+    __device__ static void add(Histogram& histogram, int bin, unsigned weight, bool by_count) {
+        atomicAdd(&histogram.weight[bin], static_cast<unsigned long long>(weight));
+        if (by_count) atomicAdd(&histogram.count[bin], 1u);
+    }
+
+    // A packet of each worker to all others, after whatever it wrote before.
+    __device__ Packet* told(int round) const { return w.packets(TOLD_AT) + static_cast<long long>(round) * ALL_WORKERS; }
+    __device__ unsigned epoch() const { return HeadPhase{w}.token_epoch(); }
+    __device__ void tell(int round, unsigned long long value) const {
         math_barrier();
-        if (w.in_warp == 0) memory_.value[w.warp] = largest;
-        math_barrier();
-        if (w.thread == 0) {
-            for (int each = 1; each < MATH_WARPS; ++each) largest = fmaxf(largest, memory_.value[each]);
-            memory_.largest = largest;
+        if (w.thread != 0) return;
+        fence();
+        store_packet(told(round) + w.index, static_cast<unsigned>(value), static_cast<unsigned>(value >> 32), 0, epoch());
+    }
+    // What the worker of this thread's number told, after all have.
+    __device__ unsigned long long hear(int round) const {
+        unsigned long long value = 0;
+        if (w.thread < ALL_WORKERS) {
+            Packet found[1];
+            receive(found, [&](int) { return told(round) + w.thread; }, epoch(), w.patience(AT_CHOICE));
+            value = static_cast<unsigned long long>(found[0].words[1]) << 32 | found[0].words[0];
+            fence();
         }
         math_barrier();
+        return value;
+    }
+    // The sum of what the workers before this one told, and of what all did.
+    __device__ unsigned long long hear_sums(int round, unsigned long long& all) {
+        const unsigned long long before = sum_before(hear(round), all);
+        if (w.thread == w.index) w.shared.token.found.mass_before = before;
+        math_barrier();
+        return w.shared.token.found.mass_before;
     }
 
-    struct Range {  // distances of one bin of a level
-        float from, scale;
-        int bin;
-        __device__ int bin_of(float distance) const { return min(max(static_cast<int>((distance - from) * scale), 0), BINS - 1); }
-    };
-    __device__ static bool inside(const Range* ranges, int levels, float distance) {
-        for (int level = 0; level < levels; ++level)
-            if (ranges[level].bin_of(distance) != ranges[level].bin) return false;
-        return true;
-    }
-    // Count tokens of the ranges so far into bins between two distances.
-    __device__ Range count_bins(float from, float to, const Range* ranges, int levels) {
-        math_barrier();
-        for (int bin = w.thread; bin < BINS; bin += MATH_THREADS) memory_.count[bin] = memory_.high[bin] = memory_.low[bin] = 0;
-        math_barrier();
-        const Range range{from, to > from ? BINS / (to - from) : 0.0f, 0};
-        each_score(kept_, [&](int, float score) {
-            const float distance = below(score);
-            const unsigned weight = weight_of(distance);
-            if (weight == 0 || !inside(ranges, levels, distance)) return;
-            const int bin = range.bin_of(distance);
-            atomicAdd(&memory_.count[bin], 1u);
-            atomicAdd(&memory_.high[bin], weight >> 15);
-            atomicAdd(&memory_.low[bin], weight & 32767u);
-        });
-        math_barrier();
-        first_ = levels == 0 ? range : first_;
-        return range;
-    }
-    __device__ unsigned long long bin_mass(int bin) const {
-        return (static_cast<unsigned long long>(memory_.high[bin]) << 15) + memory_.low[bin];
-    }
-
-    // The first bin up to whose end the condition holds; memory_.bin is BINS where there is none.
-    __device__ void find_bin(Condition condition, unsigned count_before, unsigned long long mass_before) {
-        constexpr int EACH = BINS / MATH_THREADS;
-        unsigned count = 0;
-        unsigned long long mass = 0;
-        for (int i = 0; i < EACH; ++i) count += memory_.count[w.thread * EACH + i], mass += bin_mass(w.thread * EACH + i);
-        const unsigned own_count = count;
-        const unsigned long long own_mass = mass;
+    // The sum of the values of the threads before this one, and of all.
+    __device__ unsigned long long sum_before(unsigned long long value, unsigned long long& all) {
+        unsigned long long sum = value;
 #pragma unroll
         for (int apart = 1; apart < WARP; apart *= 2) {
-            const unsigned other_count = __shfl_up_sync(~0u, count, apart);
-            const unsigned long long other_mass = __shfl_up_sync(~0u, mass, apart);
-            if (w.in_warp >= apart) count += other_count, mass += other_mass;
+            const unsigned long long other = __shfl_up_sync(~0u, sum, apart);
+            if (w.in_warp >= apart) sum += other;
         }
+        math_barrier();  // the array has been read by all, the last time round
+        if (w.in_warp == WARP - 1) w.shared.token.warp_mass[w.warp] = sum;
         math_barrier();
-        if (w.in_warp == WARP - 1) memory_.warp_count[w.warp] = count, memory_.warp_mass[w.warp] = mass;
-        if (w.thread == 0) memory_.bin = BINS;
-        math_barrier();
-        count += count_before - own_count, mass += mass_before - own_mass;  // before the thread's own bins
-        for (int each = 0; each < w.warp; ++each) count += memory_.warp_count[each], mass += memory_.warp_mass[each];
-        for (int i = 0; i < EACH; ++i) {
-            const int bin = w.thread * EACH + i;
-            const unsigned next_count = count + memory_.count[bin];
-            const unsigned long long next_mass = mass + bin_mass(bin);
-            if (memory_.count[bin] > 0 && condition.holds(next_count, next_mass) && !(count > 0 && condition.holds(count, mass))) {
-                memory_.bin = bin, memory_.count_before = count, memory_.mass_before = mass;
-                memory_.found_count = memory_.count[bin];
-            }
-            count = next_count, mass = next_mass;
-        }
-        if (w.thread == MATH_THREADS - 1) memory_.all_count = count, memory_.all_mass = mass;
-        math_barrier();
-    }
-
-    __device__ __noinline__ Place find(Condition condition) {
-        Range ranges[4] = {first_, first_, first_, first_};
-        find_bin(condition, 0, 0);
-        if (memory_.bin == BINS) {  // it holds nowhere: everything
-            const Place all{memory_.all_count, memory_.all_mass, -1};
-            math_barrier();
-            return all;
-        }
-        int levels = 1;
-        ranges[0].bin = memory_.bin;
-        bool counted_again = false;
-        while (memory_.found_count > CANDIDATES && levels < 4 && ranges[levels - 1].scale > 0) {
-            const Range& last = ranges[levels - 1];
-            const float from = last.from + last.bin / last.scale;
-            const unsigned count_before = memory_.count_before;
-            const unsigned long long mass_before = memory_.mass_before;
-            ranges[levels] = count_bins(from, from + 1.0f / last.scale, ranges, levels);
-            counted_again = true;
-            find_bin(condition, count_before, mass_before);
-            if (memory_.bin == BINS) break;
-            ranges[levels++].bin = memory_.bin;
-        }
-        const Place place = walk(condition, ranges, levels);
-        if (counted_again) count_bins(first_.from, memory_.largest, nullptr, 0);
-        return place;
-    }
-
-    // Ranks what lies in the bin found, best first, ties by id, and goes through it.  Where more lie in it than can be ranked
-    // they are equal to 24 bits, and by id is the order.
-    __device__ Place walk(Condition condition, const Range* ranges, int levels) {
-        unsigned count = memory_.count_before;
-        unsigned long long mass = memory_.mass_before;
-        const bool ranked = memory_.found_count <= CANDIDATES;
-        if (ranked) {
-            if (w.thread == 0) memory_.listed = 0;
-            math_barrier();
-            each_score(kept_, [&](int id, float score) {
-                const float distance = below(score);
-                if (weight_of(distance) == 0 || !inside(ranges, levels, distance)) return;
-                const unsigned at = atomicAdd(&memory_.listed, 1u);
-                memory_.value[at] = score, memory_.id[at] = id;
-            });
-            math_barrier();
-            const int listed = memory_.listed;
-            for (int own = w.thread; own < listed; own += MATH_THREADS) {
-                const float value = memory_.value[own];
-                const int id = memory_.id[own];
-                int rank = 0;
-                for (int other = 0; other < listed; ++other)
-                    rank += memory_.value[other] > value || (memory_.value[other] == value && memory_.id[other] < id);
-                memory_.ranked_value[rank] = value, memory_.ranked_id[rank] = id;
-            }
-            math_barrier();
-        }
-        if (w.thread == 0) {
-            int id = -1;
-            if (ranked) {
-                for (unsigned at = 0; at < memory_.listed; ++at) {
-                    ++count, mass += weight_of(below(memory_.ranked_value[at])), id = memory_.ranked_id[at];
-                    if (condition.holds(count, mass)) break;
-                }
-            } else {
-                for (int each = 0; each < VOCABULARY; ++each) {
-                    const float distance = below(kept_[each]);
-                    if (weight_of(distance) == 0 || !inside(ranges, levels, distance)) continue;
-                    ++count, mass += weight_of(distance), id = each;
-                    if (condition.holds(count, mass)) break;
-                }
-            }
-            memory_.count_before = count, memory_.mass_before = mass, memory_.chosen = id;
-        }
-        math_barrier();
-        const Place place{memory_.count_before, memory_.mass_before, memory_.chosen};
-        math_barrier();
-        return place;
-    }
-
-    // The last of the sorted tokens that weigh at least this much: there is one, the best.
-    __device__ Place weight_at_least(unsigned least) {
-        unsigned count = 0;
-        unsigned long long mass = 0;
-        each_score(kept_, [&](int, float score) {
-            const unsigned weight = weight_of(below(score));
-            if (weight >= least) ++count, mass += weight;
-        });
-        sum_over_block(count, mass);
-        return {count, mass, -1};
-    }
-    __device__ void sum_over_block(unsigned& count, unsigned long long& mass) {
+        sum -= value, all = 0;
 #pragma unroll
-        for (int apart = 16; apart; apart /= 2) count += __shfl_xor_sync(~0u, count, apart), mass += __shfl_xor_sync(~0u, mass, apart);
-        math_barrier();
-        if (w.in_warp == 0) memory_.warp_count[w.warp] = count, memory_.warp_mass[w.warp] = mass;
-        math_barrier();
-        count = 0, mass = 0;
-        for (int each = 0; each < MATH_WARPS; ++each) count += memory_.warp_count[each], mass += memory_.warp_mass[each];
-    }
-
-    // By id: every thread has a run of ids.
-    __device__ int pick_by_id(double uniform) {
-        constexpr int EACH = divide_up(VOCABULARY, MATH_THREADS);
-        const unsigned least = request_.min_p > 0.0f ? max(weight_of(-logf(request_.min_p)), 1u) : 1u;
-        const auto weight = [&](int id) {
-            const unsigned found = weight_of(below(kept_[id]));
-            return found >= least ? found : 0u;
-        };
-        const int from = w.thread * EACH, to = min(from + EACH, VOCABULARY);
-        unsigned long long mass = 0;
-#pragma unroll 8
-        for (int id = from; id < to; ++id) mass += weight(id);
-        const unsigned long long own = mass;
-#pragma unroll
-        for (int apart = 1; apart < WARP; apart *= 2) {
-            const unsigned long long other = __shfl_up_sync(~0u, mass, apart);
-            if (w.in_warp >= apart) mass += other;
-        }
-        if (w.in_warp == WARP - 1) memory_.warp_mass[w.warp] = mass;
-        math_barrier();
-        unsigned long long before = mass - own, all = 0;
         for (int each = 0; each < MATH_WARPS; ++each) {
-            if (each < w.warp) before += memory_.warp_mass[each];
-            all += memory_.warp_mass[each];
+            if (each < w.warp) sum += w.shared.token.warp_mass[each];
+            all += w.shared.token.warp_mass[each];
         }
-        const auto target = static_cast<unsigned long long>(uniform * static_cast<double>(all));
-        if (before <= target && target < before + own) {
-            int id = from;
-            for (unsigned long long sum = before + weight(id); sum <= target; sum += weight(id)) ++id;
-            memory_.chosen = id;
-        }
-        math_barrier();
-        const int chosen = memory_.chosen;
-        math_barrier();
-        return chosen;
+        return sum;
+    }
+    __device__ unsigned long long sum_over_block(unsigned long long value) {
+        unsigned long long all;
+        sum_before(value, all);
+        return all;
     }
 
-    Worker& w;
-    const Request& request_;
-    SamplerMemory& memory_;
-    float* kept_;
-    Range first_{};
-    float scale_ = 1, best_ = 0;
+    // This thread's bins of a histogram, and the sums before them and over all.
+    static constexpr int OWN_BINS = BINS / MATH_THREADS;
+    struct Bins {
+        unsigned long long mass[OWN_BINS], mass_before, all_mass;
+        unsigned long long count_before, all_count;
+        unsigned count[OWN_BINS];
+    };
+    // `count_of(bin, mass)` is asked only where tokens are counted.
+    template <class CountOf>
+    __device__ Bins bins_of(const Histogram& histogram, bool by_count, CountOf count_of) {
+        Bins bins{};
+        const auto* from = reinterpret_cast<const ulonglong2*>(histogram.weight + w.thread * OWN_BINS);
+#pragma unroll
+        for (int i = 0; i < OWN_BINS; i += 2) {
+            const ulonglong2 two = __ldcg(from + i / 2);
+            bins.mass[i] = two.x, bins.mass[i + 1] = two.y;
+        }
+        unsigned long long mass = 0, count = 0;
+#pragma unroll
+        for (int i = 0; i < OWN_BINS; ++i) {
+            if (by_count) bins.count[i] = count_of(w.thread * OWN_BINS + i, bins.mass[i]);
+            mass += bins.mass[i], count += bins.count[i];
+        }
+        bins.mass_before = sum_before(mass, bins.all_mass);
+        if (by_count) bins.count_before = sum_before(count, bins.all_count);
+        return bins;
+    }
+    // The bin in which the sum of weights, or of tokens, reaches `least`, which is at least 1 and at most the sum over all.
+    __device__ Found reaching(const Bins& bins, bool by_count, unsigned long long least) {
+        unsigned long long mass = bins.mass_before, count = bins.count_before;
+        bool reached = (by_count ? count : mass) >= least;  // before this thread's bins
+        math_barrier();  // the place below has been read by all, the last time round
+#pragma unroll
+        for (int i = 0; i < OWN_BINS; ++i) {
+            if (!reached && (by_count ? count + bins.count[i] : mass + bins.mass[i]) >= least) {
+                w.shared.token.found = {count, mass, bins.mass[i], w.thread * OWN_BINS + i};
+                reached = true;
+            }
+            mass += bins.mass[i], count += bins.count[i];
+        }
+        math_barrier();
+        return w.shared.token.found;
+    }
+    __device__ static void add_lower(unsigned key, const Found& upper, Histogram& histogram) {
+        if (static_cast<int>(key / BINS) == upper.bin && weight_of(key) > 0) add(histogram, key % BINS, weight_of(key), false);
+    }
+
+    // The token at which the sum over the sorted tokens, of weights or of their number, reaches `least`.
+    struct Place {
+        unsigned long long mass;  // up to it, itself included
+        unsigned key;
+        unsigned tie, ties;  // its number among the tokens of that key, and how many there are
+    };
+    __device__ Place place_in(const Histogram& histogram, const Found& upper, bool by_count, unsigned long long least) {
+        const unsigned key_before = upper.bin * BINS;
+        const auto ties_of = [&](int bin, unsigned long long mass) {
+            return mass == 0 ? 0u : static_cast<unsigned>(mass / weight_of(key_before + bin));
+        };
+        const Bins bins = bins_of(histogram, by_count, ties_of);
+        const Found lower = reaching(bins, by_count, least - (by_count ? upper.count_before : upper.mass_before));
+        const unsigned key = key_before + lower.bin, weight = weight_of(key);
+        const unsigned long long mass_before = upper.mass_before + lower.mass_before;
+        const unsigned long long tie = by_count ? least - upper.count_before - lower.count_before - 1
+                                                : (least - mass_before - 1) / weight;
+        return {mass_before + (tie + 1) * weight, key, static_cast<unsigned>(tie), static_cast<unsigned>(lower.mass / weight)};
+    }
+    __device__ void share(Level level) const {
+        tell(level, 0);
+        hear(level);
+    }
+
+    // Each step keeps a run of the sorted tokens from the best on, so what all steps keep weighs as much as the shortest run.
+    __device__ void pick_sorted(const Keys& keys, Histogram* histograms, double uniform, unsigned long long kept_by_min_p,
+                                bool by_count) {
+        const Request& request = w.request;
+        const Bins bins =
+            bins_of(histograms[UPPER], by_count, [&](int bin, unsigned long long) { return __ldcg(&histograms[UPPER].count[bin]); });
+        const auto target = [&](unsigned long long mass) {
+            return min(static_cast<unsigned long long>(uniform * static_cast<double>(mass)) + 1, mass);
+        };
+        unsigned long long mass = bins.all_mass;
+        if (by_count && bins.all_count > static_cast<unsigned long long>(request.top_k)) {
+            const Found cut = reaching(bins, true, request.top_k);
+            each_own(keys, [&](unsigned key) { add_lower(key, cut, histograms[TOP_K_CUT]); });
+            share(TOP_K_CUT);
+            mass = place_in(histograms[TOP_K_CUT], cut, true, request.top_k).mass;
+        }
+        Found upper{};  // where the pick will be; one round is saved where that can be told before the cut is known exactly
+        Level level = PICK;
+        if (request.top_p < 1.0f) {
+            const auto least = min(max(static_cast<unsigned long long>(ceil(static_cast<double>(request.top_p) * static_cast<double>(mass))), 1ull), mass);
+            const Found cut = reaching(bins, false, least);
+            upper = reaching(bins, false, target(min(cut.mass_before + cut.mass / 2 + 1, kept_by_min_p)));
+            level = GUESS;
+            each_own(keys, [&](unsigned key) {
+                add_lower(key, cut, histograms[TOP_P_CUT]);
+                add_lower(key, upper, histograms[GUESS]);
+            });
+            share(TOP_P_CUT);
+            mass = place_in(histograms[TOP_P_CUT], cut, false, least).mass;
+        }
+        const unsigned long long least = target(min(mass, kept_by_min_p));
+        if (level == PICK || least <= upper.mass_before || least > upper.mass_before + upper.mass) {
+            level = PICK;
+            upper = reaching(bins, false, least);
+            each_own(keys, [&](unsigned key) { add_lower(key, upper, histograms[PICK]); });
+            share(PICK);
+        }
+        const Place place = place_in(histograms[level], upper, false, least);
+        unsigned long long before_own = 0, ties;
+        if (place.ties > 1) {  // by id: how many of them do the workers before this one have?
+            unsigned long long own = 0;
+            each_own(keys, [&](unsigned key) { own += key == place.key; });
+            tell(LEVELS, sum_over_block(own));
+            before_own = hear_sums(LEVELS, ties);
+        }
+        pick_own(keys, before_own, place.tie, [&](unsigned key) { return key == place.key ? 1u : 0u; });
+    }
+    __device__ void pick_by_id(const Keys& keys, unsigned least, unsigned long long before_own, unsigned long long target) {
+        pick_own(keys, before_own, target, [&](unsigned key) {
+            const unsigned weight = weight_of(key);
+            return weight >= least ? weight : 0u;
+        });
+    }
+    // The worker in whose rows the sum of `value_of(key)`, by id, passes `target` tells all others which token that is.
+    template <class ValueOf>
+    __device__ void pick_own(const Keys& keys, unsigned long long before, unsigned long long target, ValueOf value_of) {
+        const HeadPhase head{w};
+        const int tiles = Head::tiles(head.slice()), from = Head::first_tile(head.slice()) * TILE, first = head.first_row();
+#pragma unroll 1
+        for (int block = 0; block < Head::BLOCKS; ++block) {
+            const int start = Head::block_start(tiles, block) * TILE, end = Head::block_start(tiles, block + 1) * TILE;
+            const int row = start + w.thread, id = first + row;
+            const bool inside = row < end && from + row < HEAD_SLICE;
+            const unsigned long long value = inside ? value_of(keys.of(*head.score_of(row))) : 0;
+            unsigned long long all;
+            const unsigned long long sum = before + sum_before(value, all);
+            if (sum <= target && target < sum + value)
+                store_packet(w.packets(CHOSEN_AT), id, __float_as_uint(w.request.logits[id]), 0, epoch());
+            before += all;
+        }
+    }
+    // One packet from the worker that has the token: the token and its logit.
+    __device__ void take_choice(Choice& choice) const {
+        math_barrier();
+        if (w.thread == 0) {
+            Packet found[1];
+            receive(found, [&](int) { return w.packets(CHOSEN_AT); }, epoch(), w.patience(AT_CHOICE));
+            w.shared.token.best_id[0] = static_cast<int>(found[0].words[0]);
+            w.shared.token.best_raw[0] = __uint_as_float(found[0].words[1]);
+        }
+        math_barrier();
+        choice.token = w.shared.token.best_id[0], choice.raw = w.shared.token.best_raw[0];
+    }
 };
 
 }  // namespace laneformer

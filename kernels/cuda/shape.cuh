@@ -13,6 +13,7 @@ namespace laneformer {
 __host__ __device__ constexpr int round_up(int count, int multiple) { return (count + multiple - 1) / multiple * multiple; }
 __host__ __device__ constexpr int divide_up(int count, int parts) { return (count + parts - 1) / parts; }
 __host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
+__host__ __device__ constexpr int power_of_two(int most) { return most < 2 ? 1 : 2 * power_of_two(most / 2); }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 constexpr int WARP = 32;
@@ -33,6 +34,7 @@ constexpr int HEAD_GROUPS = HEAD_ROWS / GROUP;
 constexpr int HEAD_TILES = divide_up(HEAD_SIZE, TILE);
 constexpr int QUERIES_PER_KEY = QUERY_HEADS / KEY_HEADS;
 constexpr int MIXED = QUERY_HEADS * HEAD_ROWS;  // inputs of the output projection
+constexpr int MIXED_GROUPS = MIXED / GROUP;
 constexpr int HIDDEN_GROUPS = HIDDEN / GROUP;
 constexpr int HIDDEN_TILES = divide_up(HIDDEN, TILE);
 constexpr int UNIT_TILES = divide_up(UNITS, TILE / 2);  // eight rows of w1 and the same eight of w3
@@ -82,9 +84,11 @@ constexpr int CACHE_BLOCKS_PER_PAGE = PAGE_BYTES / CACHE_BLOCK_BYTES;
 // not depend on it.
 constexpr int TASKS = KEY_HEADS * SPLITS;
 constexpr int TASK_PACKETS = QUERIES_PER_KEY * (HEAD_GROUPS + 1);  // per query head its sums, and maximum and total
+// Results of attention are merged by every worker alone, or by shares where a thread would have many packets to read.
+constexpr bool MERGED_BY_SHARES = 2 * MIXED_GROUPS * SPLITS > 16 * MATH_THREADS;
 __device__ inline int first_task(int worker) { return TASKS * worker / WORKERS; }
 
-constexpr int STAGE_BYTES =
+constexpr int LARGEST_PAGE =
     larger(larger(larger(Project::LARGEST_PAGE, Output::LARGEST_PAGE), larger(GateUp::LARGEST_PAGE, Down::LARGEST_PAGE)),
            larger(Head::LARGEST_PAGE, CACHE_BLOCKS_PER_PAGE * CACHE_BLOCK_BYTES));
 

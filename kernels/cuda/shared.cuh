@@ -1,4 +1,4 @@
-// What a block keeps in shared memory besides the ring of pages, and so how many pages the ring has room for.
+// What a block keeps in shared memory besides the ring of pages, and so what the ring has room for.
 #pragma once
 
 #include "shape.cuh"
@@ -7,6 +7,15 @@ namespace laneformer {
 
 constexpr int OWN_GROUPS = Output::MOST_TILES * (TILE / GROUP);  // of the residual stream, at most
 constexpr int HEAD_ROW_WORDS = divide_up(Head::MOST_TILES * TILE, 32);
+
+// Where sums of weights reach what a thread was looking for: see sampling.cuh.
+struct Found {
+    unsigned long long count_before, mass_before, mass;
+    int bin;
+};
+
+// Where a worker keeps the scores from which tokens are sampled: here, or else in device memory.
+constexpr bool SCORES_FIT = Head::MOST_TILES * TILE <= MATH_WARPS * QUERIES_PER_KEY * HEAD_GROUPS * GROUP;
 
 // For one token.
 struct alignas(16) TokenMemory {
@@ -18,11 +27,16 @@ struct alignas(16) TokenMemory {
     unsigned short queries[2][QUERIES_PER_KEY][HEAD_TILES * TILE];  // upper and lower part
     unsigned short key[HEAD_TILES * TILE], value[HEAD_TILES * TILE];
     float part_most[MATH_WARPS][QUERIES_PER_KEY], part_total[MATH_WARPS][QUERIES_PER_KEY];
-    float4 part_mixed[MATH_WARPS][QUERIES_PER_KEY][HEAD_GROUPS];
+    union {
+        float4 part_mixed[MATH_WARPS][QUERIES_PER_KEY][HEAD_GROUPS];
+        float scores[SCORES_FIT ? Head::MOST_TILES * TILE : 1];  // of the worker's rows of the head, when attention is over
+    };
     float lane_factor[LANES];
     float best[MATH_WARPS], best_raw[MATH_WARPS], most[MATH_WARPS], total[MATH_WARPS];
     int best_id[MATH_WARPS];
     unsigned flags[MATH_WARPS];
+    unsigned long long warp_mass[MATH_WARPS];
+    Found found;
 };
 
 constexpr int TOKEN_TILES = CHUNK / 8;
@@ -42,9 +56,12 @@ struct alignas(16) ChunkMemory {
     };
 };
 
+// Pages in the ring at once.  Fewer than a step has, at least three per layer: see loader.cuh.
+constexpr int SLOTS = smaller(32, 3 * LAYERS);
+
 struct Shared {
-    unsigned long long full[16], empty[16];
-    unsigned page_bytes[16];            // of the pages under way; the loader's own
+    unsigned long long full[SLOTS], empty[SLOTS];
+    unsigned page_bytes[SLOTS], page_start[SLOTS];  // the loader's own
     union {
         TokenMemory token;
         ChunkMemory chunk;
@@ -57,7 +74,7 @@ struct Shared {
 };
 
 constexpr int RING_OFFSET = round_up(static_cast<int>(sizeof(Shared)), 128);
-constexpr int STAGES = smaller(smaller(16, 3 * LAYERS), (SHARED_BYTES - RING_OFFSET) / STAGE_BYTES);
-static_assert(STAGES >= 2, "no room in shared memory for two pages");
+constexpr unsigned RING_BYTES = (SHARED_BYTES - RING_OFFSET) / 128 * 128;
+static_assert(SHARED_BYTES - RING_OFFSET >= 2 * LARGEST_PAGE, "no room in shared memory for two pages");
 
 }  // namespace laneformer

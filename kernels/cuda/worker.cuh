@@ -11,13 +11,16 @@ constexpr long long AT_ATTENTION = 0;  // residual stream after the attention mo
 constexpr long long AT_FEED_FORWARD = AT_ATTENTION + 1ll * LANES * HIDDEN_GROUPS;
 constexpr long long PROJECTED_AT = AT_FEED_FORWARD + 1ll * LANES * HIDDEN_GROUPS;
 constexpr long long MIXED_AT = PROJECTED_AT + 1ll * LANES * PROJECTED_TILES * (TILE / GROUP);
-constexpr long long UNITS_AT = MIXED_AT + 1ll * LANES * TASKS * TASK_PACKETS;
+constexpr long long MERGED_AT = MIXED_AT + 1ll * LANES * TASKS * TASK_PACKETS;
+constexpr long long UNITS_AT = MERGED_AT + (MERGED_BY_SHARES ? 1ll * LANES * MIXED_GROUPS : 0);
 constexpr long long MAIL_AT = UNITS_AT + 1ll * LANES * UNIT_GROUPS;
 constexpr long long SQUARES_AT = MAIL_AT + (LANES > 1 ? 2ll * LAYERS * LANES * HIDDEN_GROUPS : 0);
 constexpr long long FINAL_AT = SQUARES_AT + 1ll * LANES * HIDDEN_TILES;
 constexpr long long TOKEN_AT = FINAL_AT + HEAD_COLUMNS / GROUP;
 constexpr long long CHOSEN_AT = TOKEN_AT + 2 * ALL_WORKERS;
-constexpr long long ALL_PACKETS = CHOSEN_AT + 1;
+constexpr long long TOLD_AT = CHOSEN_AT + 1;
+constexpr int ROUNDS = 6;  // of telling each other, at most, while a token is sampled
+constexpr long long ALL_PACKETS = TOLD_AT + ROUNDS * ALL_WORKERS;
 
 constexpr int EPOCHS_PER_STEP = LAYERS + 2;
 
@@ -33,8 +36,9 @@ struct Request {
     const long long* cache_offset;  // [LAYERS], bytes
     Packet* packets;
     float* logits;                  // [VOCABULARY], of the last position
-    float* scores;                  // [VOCABULARY], logits with the penalty, where tokens are sampled
+    float* scores;                  // [VOCABULARY], logits with the penalty, where tokens are sampled; each worker's own
     const double* uniforms;         // [limit], in [0, 1), where tokens are sampled
+    struct Histogram* histograms;   // of two tokens, zero at first: see sampling.cuh
     unsigned char* chunk_memory;    // see chunk_state.cuh
     unsigned long long* flags;      // [ALL_WORKERS]
     Control* control;
@@ -97,16 +101,16 @@ struct Worker {
     __device__ unsigned epoch() const { return step_epoch + layer + 1; }
     __device__ Packet* packets(long long region) const { return request.packets + region; }
 
-    __device__ const unsigned char* wait_page() {
-        if (!barrier_done(ring.full + cursor.stage, cursor.lap)) {
+    __device__ const unsigned char* wait_page(unsigned bytes) {
+        if (!barrier_done(ring.full + cursor.slot, cursor.lap)) {
             Patience patient = patience(AT_PAGE);
-            while (!barrier_done(ring.full + cursor.stage, cursor.lap) && patient.lasts()) {}
+            while (!barrier_done(ring.full + cursor.slot, cursor.lap) && patient.lasts()) {}
         }
-        return ring.pages + static_cast<size_t>(cursor.stage) * STAGE_BYTES;
+        return ring.pages + cursor.place(bytes);
     }
     __device__ void release_page() {
         __syncwarp();
-        if (in_warp == 0) barrier_arrive(ring.empty + cursor.stage);
+        if (in_warp == 0) barrier_arrive(ring.empty + cursor.slot);
         cursor.advance();
     }
 
@@ -186,7 +190,8 @@ struct Worker {
         const unsigned short* inputs = shared.token.parts + row * PART_STRIDE + klass * TILE + column * GROUP;
 #pragma unroll 1
         for (int page = 0; page < M::PAGES_PER_BLOCK; ++page) {
-            const unsigned char* weights = wait_page() + (klass * tiles + first) * TILE_BYTES + in_warp * 16;
+            const unsigned char* weights =
+                wait_page(tiles * M::STEPS_PER_PAGE * TILE_BYTES) + (klass * tiles + first) * TILE_BYTES + in_warp * 16;
 #pragma unroll 4
             for (int step = 0; step < M::STEPS_PER_PAGE; step += CLASSES) {
                 uint2 b = make_uint2(0, 0);
