@@ -166,7 +166,8 @@ class _Module:
     """A loaded cubin: packets and memory for chunks of a few kilobytes, 320 threads."""
 
     def __init__(self) -> None:
-        self._sizes = np.array([4096, 4096, 2048, 320, REQUEST.itemsize], np.int64)
+        # Packets, memory for chunks, histograms, a slot of the cache, threads, the request.
+        self._sizes = np.array([4096, 4096, 4096, 2048, 320, REQUEST.itemsize], np.int64)
 
     def get_function(self, name: str) -> Any:
         def launch(*_: object, **__: object) -> None:

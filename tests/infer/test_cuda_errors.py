@@ -54,8 +54,8 @@ PROBLEMS = {
         r"NVIDIA A100 has compute capability 8\.0: .* is written for 9\.0 \(H100, H200\)",
     ),
     "few multiprocessors": (
-        Machine(multiprocessors=4),
-        "4 lanes need a GPU of more than 4 multiprocessors",
+        Machine(multiprocessors=3),
+        "4 lanes need a GPU of more than 3 multiprocessors",
     ),
     "little memory": (
         Machine(free_memory=50_000, memory=80_000_000_000),
