@@ -5,7 +5,7 @@
 # make clean   remove .venv and what demo wrote
 #
 # PYTHON=python3.12   another interpreter (3.11 or newer)
-# GPU=1               PyPI's current torch (on Linux a CUDA build) and CuPy instead of the CPU constraints
+# GPU=1               PyPI's current torch (on Linux a CUDA build) instead of the CPU constraints
 
 PYTHON ?= python3
 VENV := .venv

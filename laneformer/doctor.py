@@ -16,6 +16,9 @@ import subprocess
 from dataclasses import asdict, dataclass
 
 from laneformer import __version__
+from laneformer.nvidia_driver import find_driver
+
+CUDA_CAPABILITY = (9, 0)  # what the kernels are written for: infer/backends/cuda_device.py
 
 # What each ability needs beyond the base install: package names as pip knows them.
 ABILITIES = {
@@ -117,21 +120,44 @@ def _cpp_compiler() -> Finding:
 
 
 def _cuda_engine() -> Finding:
-    """Whether the CUDA back end of the engine runs here (``infer/backends/cuda_backend.py``)."""
-    subject = "engine (cuda)"
-    if not any(installed_version(package) for package in ("cupy-cuda13x", "cupy-cuda12x", "cupy")):
-        return Finding(subject, "no", "missing CuPy: pip install 'laneformer[cuda]'")
+    """Whether the CUDA back end of the engine runs here, and all that is missing for it."""
+    driver = find_driver()
+    gpu = driver.gpus[0] if driver is not None and driver.gpus else None
+    found, missing = [], []
+    if driver is None:
+        missing.append("an NVIDIA driver")
+    elif gpu is None:
+        missing.append(f"a GPU that the driver shows{f' ({driver.problem})' if driver.problem else ''}")
+    else:
+        found.append(str(gpu))
+        if gpu.capability != CUDA_CAPABILITY:
+            missing.append("a GPU of compute capability 9.0 (H100, H200)")
     try:
         import cupy
+    except ImportError as error:
+        reason = "" if isinstance(error, ModuleNotFoundError) else f"{_one_line(error)}; "
+        missing.append(f"CuPy ({reason}pip install 'laneformer[cuda]')")
+    else:
+        found.append(f"CuPy {cupy.__version__}")
+        try:
+            found.append("NVRTC {}.{}".format(*cupy.cuda.nvrtc.getVersion()))
+        except (ImportError, OSError, RuntimeError):
+            missing.append("NVRTC (pip install nvidia-cuda-nvrtc, or the CUDA toolkit)")
+        if driver is not None and gpu is not None:
+            try:
+                free, total = cupy.cuda.runtime.memGetInfo()
+                found.append(f"{free / 1e9:.1f} of {total / 1e9:.1f} GB free")
+            except RuntimeError as error:  # CUDA's own; that of an old driver says that it is old
+                supported = "{}.{}".format(*driver.cuda)
+                missing.append(f"a driver that runs CuPy: {_one_line(error)}, it supports CUDA {supported}")
+    if missing:
+        here = f" (found: {', '.join(found)})" if found else ""
+        return Finding("engine (cuda)", "no", f"missing {'; '.join(missing)}{here}")
+    return Finding("engine (cuda)", "yes", ", ".join(found))
 
-        properties = cupy.cuda.runtime.getDeviceProperties(0)
-    except Exception as error:  # no driver, an old one, no device: each has its own type
-        return Finding(subject, "no", f"CuPy finds no GPU: {' '.join(str(error).split())}")
-    name, capability = properties["name"].decode(), (properties["major"], properties["minor"])
-    shown = f"{name}, compute capability {capability[0]}.{capability[1]}"
-    if capability != (9, 0):
-        return Finding(subject, "no", f"{shown}: the kernel is written for 9.0 (H100, H200)")
-    return Finding(subject, "yes", shown)
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _torch_devices() -> Finding:

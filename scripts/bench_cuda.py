@@ -5,7 +5,8 @@
 For every shape in turn: compile, pack, load from the packed cache, the read bandwidth of the GPU, then
 decoding at several contexts, the time to the first token of short and long prompts, and sampling against
 greedy.  The wall is the time in which weights, and keys and values, could be read at the bandwidth that
-was measured in the same run.
+was measured in the same run.  ``--baseline`` then measures a dense model of the same sizes in CUDA graphs
+(``baseline_cuda_graph.py``, needs torch), when the engine has left the GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import argparse
 import datetime
 import json
 import statistics
+import subprocess
+import sys
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from infer.backends.cuda_backend import CudaBackend
+from infer.backends.cuda_compile import import_cupy
 from infer.bench.decode import Setting, key_value_bytes, random_prompt
 from infer.bench.machine import commit, host_cpu, versions
 from infer.request import Request
@@ -30,6 +34,8 @@ from laneformer.config import LaneformerConfig
 from laneformer.parameters import parameter_shapes
 
 SEED = 0
+BASELINE = Path(__file__).with_name("baseline_cuda_graph.py")
+BASELINE_SECONDS = 300  # it begins nothing after 90 seconds, and compiling takes a while
 RELEASE: dict[str, Any] = {
     "hidden_size": 3072,
     "num_hidden_layers": 15,
@@ -116,9 +122,16 @@ def main() -> int:
     parser.add_argument("--prompts", nargs="+", type=int, default=[32, 512, 2048])
     parser.add_argument("--new-tokens", type=int, default=200)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--baseline", action="store_true", help="measure PyTorch with CUDA graphs as well")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    results = [measure(name, arguments) for name in arguments.shapes]
+    results = []
+    for name in arguments.shapes:
+        result = measure(name, arguments)
+        if arguments.baseline:
+            import_cupy().get_default_memory_pool().free_all_blocks()  # the engine's, which is gone
+            result["baseline"] = baseline(name, result["decode"], arguments.new_tokens, arguments.runs)
+        results.append(result)
     report = {
         "benchmark": "cuda",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -130,7 +143,7 @@ def main() -> int:
     }
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return 1 if any("error" in result.get("baseline", {}) for result in results) else 0
 
 
 def command(arguments: argparse.Namespace) -> str:
@@ -139,6 +152,7 @@ def command(arguments: argparse.Namespace) -> str:
     for option in ("shapes", "contexts", "prompts"):
         words += [f"--{option}", *map(str, getattr(arguments, option))]
     words += ["--new-tokens", str(arguments.new_tokens), "--runs", str(arguments.runs)]
+    words += ["--baseline"] if arguments.baseline else []
     return " ".join([*words, *(["--json", arguments.json.name] if arguments.json else [])])
 
 
@@ -222,6 +236,38 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         result["sampling"].append({"options": options, "tokens_per_second": found})
         print(f"  {options or 'greedy'}: {statistics.median(found):.1f} tokens/s", flush=True)
     return result
+
+
+def baseline(name: str, decode: list[dict[str, Any]], new_tokens: int, runs: int) -> dict[str, Any]:
+    """Numbers of ``baseline_cuda_graph.py`` in a process of its own, and the engine's over its own.
+
+    Where it fails, its last line as ``error``: the engine's numbers are not lost with it.
+    """
+    contexts = [str(each["context"]) for each in decode]
+    command = [sys.executable, str(BASELINE), "--shape", name, "--contexts", *contexts]
+    command += ["--new-tokens", str(new_tokens), "--runs", str(runs), "--json", "-"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BASELINE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return _baseline_failed(f"not done after {BASELINE_SECONDS} seconds")
+    if done.returncode:
+        return _baseline_failed(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no words")
+    found: dict[str, Any] = json.loads(done.stdout)
+    ours = {each["context"]: statistics.median(each["tokens_per_second"]) for each in decode}
+    found["times_baseline"] = {}
+    for each in found["decode"]:
+        theirs = statistics.median(each["tokens_per_second"])
+        times = ours[each["context"]] / theirs
+        found["times_baseline"][str(each["context"])] = times
+        print(
+            f"  CUDA graphs at {each['context']}: {theirs:.1f} tokens/s; the engine is {times:.2f} times that"
+        )
+    return found
+
+
+def _baseline_failed(reason: str) -> dict[str, Any]:
+    print(f"  the baseline failed: {reason}", file=sys.stderr)
+    return {"error": reason}
 
 
 def rate(backend: CudaBackend, setting: Setting, **options: Any) -> float:

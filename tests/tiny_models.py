@@ -37,12 +37,17 @@ def tiny_config(**changes: Any) -> LaneformerConfig:
 class RandomWeights:
     """Weights made up in memory, with the interface that back ends read."""
 
-    def __init__(self, config: LaneformerConfig, seed: int = 0) -> None:
+    def __init__(self, config: LaneformerConfig, seed: int = 0, scale: float = 0.2) -> None:
         self.config = config
         random = np.random.default_rng(seed)
-        # Norm scales near 1, matrices large enough that every term shows in the logits.
+        # Norm scales near 1, matrices large enough that every term shows in the logits: ``scale`` suits 32
+        # columns.
         self.tensors = {
-            name: (random.standard_normal(shape) * 0.2 + (1.0 if "norm" in name else 0.0)).astype(np.float32)
+            name: (
+                random.standard_normal(shape) * 0.2 + 1.0
+                if "norm" in name
+                else random.standard_normal(shape) * scale
+            ).astype(np.float32)
             for name, shape in parameter_shapes(config).items()
         }
 

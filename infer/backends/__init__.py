@@ -12,7 +12,8 @@ from collections.abc import Callable
 from infer.backends.base import Backend
 from infer.backends.stepwise import StepwiseBackend
 from infer.weights import Weights
-from laneformer.errors import RequestError
+from laneformer.errors import LaneformerError, RequestError
+from laneformer.nvidia_driver import find_driver
 
 __all__ = ["Backend", "StepwiseBackend", "backend_names", "select_backend"]
 
@@ -38,13 +39,24 @@ def _cuda(weights: Weights) -> Backend:
 
 
 def _auto(weights: Weights) -> Backend:
+    """The GPU, else the compiled back end, else numpy; a warning says why not, where it could have been."""
+    driver = find_driver()
+    if driver is not None and driver.gpus:
+        try:
+            return _cuda(weights)
+        except LaneformerError as error:
+            warnings.warn(f"{error}; running on the CPU, not on {driver.gpus[0].name}", stacklevel=2)
+    return _compiled(weights)
+
+
+def _compiled(weights: Weights) -> Backend:
     """The compiled back end; where it cannot be compiled, a warning and numpy."""
     from infer.backends.cpu_compile import CompileError
 
     try:
         return _cpu(weights)
     except CompileError as error:
-        warnings.warn(f"{error}; running on numpy, which is several times slower", stacklevel=2)
+        warnings.warn(f"{error}; running on numpy, which is several times slower", stacklevel=3)
         return _numpy(weights)
 
 

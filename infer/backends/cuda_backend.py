@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from infer.backends.cpu_tables import head_norm_table, norm_table
-from infer.backends.cuda_compile import ENTRY, compile_kernel
+from infer.backends.cuda_compile import ENTRY, compile_kernel, nvrtc_version
 from infer.backends.cuda_device import Device
 from infer.backends.cuda_request import OUTCOMES, PLACES, REQUEST, Outcome
 from infer.backends.cuda_source import SHARED_BYTES, Kernel, cache_slots, split_count
@@ -21,11 +22,11 @@ from infer.plan import equal_shares, make_plan
 from infer.request import Request
 from infer.tape import TileIndex, open_tape
 from infer.tape.tile_layout import TILE, ceil_div
-from infer.tape.tiles import head_rows
+from infer.tape.tiles import head_rows, matrix_type
 from infer.weights import Weights
 from laneformer.config import LaneformerConfig
-from laneformer.errors import ConfigError, LaneformerError, RequestError
-from laneformer.parameters import EMBEDDING
+from laneformer.errors import ConfigError, LaneformerError
+from laneformer.parameters import EMBEDDING, parameter_shapes
 from laneformer.rope import rotation_table
 
 STALL_SECONDS = 2.0  # longest step of one token; a chunk of a prompt takes a few milliseconds
@@ -55,13 +56,16 @@ class CudaBackend:
         stall_seconds: float = STALL_SECONDS,
         silent_worker: int = -1,
     ) -> None:
-        self.config = config = weights.config
-        check_shape(config)
+        config = weights.config
+        check_model(weights)
         self._device = device = Device()
+        nvrtc_version()  # before weights are packed: a compiler that is missing is told at once
         workers = workers_per_lane or most_workers(config, device.multiprocessors)
         check_workers(config, workers, device.multiprocessors)
         self.plan = make_plan(config, equal_shares(config, workers))
+        # A request is checked against the positions that there is room for.
         self.context = min(context or config.max_position_embeddings, config.max_position_embeddings)
+        self.config = replace(config, max_position_embeddings=self.context)
         self.tape = tape = open_tape(weights, self.plan, TileIndex)
         self.kernel = Kernel(
             workers_per_lane=workers,
@@ -92,12 +96,7 @@ class CudaBackend:
         Raises :class:`LaneformerError` where logits are not finite and, naming worker, layer and place, where
         a worker waited too long or, with checksums, found a packet that is not whole.
         """
-        limit = min(request.new_token_limit(self.config), self.context - len(request.token_ids))
-        if limit < 1 <= request.new_token_limit(self.config):
-            raise RequestError(
-                f"the prompt has {len(request.token_ids)} tokens, and there is room for keys and values of "
-                f"{self.context}"
-            )
+        limit = request.new_token_limit(self.config)
         if limit > 0:
             yield from self._run(request, limit, None)
 
@@ -256,8 +255,9 @@ def most_workers(config: LaneformerConfig, multiprocessors: int) -> int:
     return max(1, min(multiprocessors // lanes, tiles))
 
 
-def check_shape(config: LaneformerConfig) -> None:
-    """:class:`ConfigError` for shapes that the kernel is not written for."""
+def check_model(weights: Weights) -> None:
+    """What the kernel is written for: :class:`ConfigError` for shapes, :class:`CheckpointError` for types."""
+    config = weights.config
     if config.hidden_size % 4:
         raise ConfigError(f"the cuda back end needs a hidden_size in fours, found {config.hidden_size}")
     if config.head_size > 128:
@@ -266,6 +266,7 @@ def check_shape(config: LaneformerConfig) -> None:
         raise ConfigError(
             f"the cuda back end has up to 8 query heads per key head, found {config.queries_per_key}"
         )
+    matrix_type(config, {name: weights.dtype(name) for name in parameter_shapes(config)})
 
 
 def check_workers(config: LaneformerConfig, workers: int, multiprocessors: int) -> None:

@@ -36,6 +36,7 @@ class Compiled:
     cubin: bytes
     registers: int  # of a thread
     spilled_bytes: int  # stores and loads of registers that did not fit
+    static_shared_bytes: int  # beside what a launch asks for
 
 
 def compile_kernel(config: LaneformerConfig, kernel: Kernel) -> Path:
@@ -86,13 +87,14 @@ def build(header: str, sources: dict[str, str], main: str = "engine.cu") -> Comp
         nvrtc.destroyProgram(program)
 
 
-def resources_used(log: str) -> tuple[int, int]:
-    """Registers and spilled bytes, the worst function's, from what ``-v`` makes ptxas say."""
+def resources_used(log: str) -> tuple[int, int, int]:
+    """Most registers, spilled bytes and most static shared memory, from what ``-v`` makes ptxas say."""
     registers = [int(found) for found in re.findall(r"Used (\d+) registers", log)]
     spills = [int(found) for found in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)]
+    shared = [int(found) for found in re.findall(r"(\d+) bytes smem", log)]  # left out where there is none
     if not registers or not spills:
         raise CudaCompileError("NVRTC did not say how many registers the kernel takes")
-    return max(registers), sum(spills)
+    return max(registers), sum(spills), max(shared, default=0)
 
 
 def nvrtc_version() -> tuple[int, int]:
@@ -102,7 +104,7 @@ def nvrtc_version() -> tuple[int, int]:
         version: tuple[int, int] = nvrtc.getVersion()
     except (RuntimeError, ImportError, OSError) as error:
         raise CudaCompileError(
-            f"NVRTC is not here ({error}): install the CUDA toolkit or nvidia-cuda-nvrtc"
+            f"NVRTC is not here ({one_line(error)}): install the CUDA toolkit or nvidia-cuda-nvrtc"
         ) from None
     return version
 
@@ -113,9 +115,14 @@ def import_cupy() -> Any:
         import cupy
     except ImportError as error:
         raise CudaCompileError(
-            f"the cuda back end needs CuPy ({error}): pip install 'laneformer[cuda]'"
+            f"the cuda back end needs CuPy ({one_line(error)}): pip install 'laneformer[cuda]'"
         ) from None
     return cupy
+
+
+def one_line(error: Exception) -> str:
+    """An error's text; CuPy's goes over many lines."""
+    return " ".join(str(error).split())
 
 
 def _nvrtc() -> Any:

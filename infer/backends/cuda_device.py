@@ -11,6 +11,7 @@ import numpy as np
 
 from infer.backends.cuda_compile import OPTIONS, import_cupy, kernel_sources
 from laneformer.errors import LaneformerError
+from laneformer.nvidia_driver import find_driver
 
 CAPABILITY = (9, 0)
 PIECE_BYTES = 64 << 20  # of an upload
@@ -27,7 +28,7 @@ class Device:
         try:
             properties = cupy.cuda.runtime.getDeviceProperties(0)
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise LaneformerError(f"no GPU that CUDA can use: {_reason(str(error))}") from None
+            raise LaneformerError(f"no GPU that the cuda back end can use: {_reason(cupy, error)}") from None
         self.name: str = properties["name"].decode()
         capability = properties["major"], properties["minor"]
         if capability != CAPABILITY:
@@ -58,6 +59,7 @@ class Device:
 
     def check_memory(self, sizes: Mapping[str, int]) -> None:
         """:class:`LaneformerError`, with the numbers, where ``sizes`` do not fit what is free."""
+        self._cupy.get_default_memory_pool().free_all_blocks()  # of a back end that is gone
         free, total = self._cupy.cuda.runtime.memGetInfo()
         if sum(sizes.values()) > free:
             parts = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in sizes.items())
@@ -138,10 +140,21 @@ class Device:
         return found
 
 
-def _reason(text: str) -> str:
-    if "InsufficientDriver" in text:
-        return "the driver is too old for this CuPy's CUDA; update the driver"
-    return text
+def _reason(cupy: Any, error: Exception) -> str:
+    """Why CUDA shows no GPU.  Without a driver its runtime says that the driver is too old."""
+    driver = find_driver()
+    if driver is None:
+        return "no NVIDIA driver is installed"
+    runtime = cupy.cuda.runtime.runtimeGetVersion()
+    needed, supported = (runtime // 1000, runtime % 1000 // 10), driver.cuda
+    if "InsufficientDriver" in str(error):
+        return (
+            f"the NVIDIA driver is too old, it supports CUDA {supported[0]}.{supported[1]} and this CuPy has "
+            f"CUDA {needed[0]}.{needed[1]}: update the driver"
+        )
+    if "NoDevice" in str(error):
+        return "the NVIDIA driver shows none (CUDA_VISIBLE_DEVICES can hide them)"
+    return " ".join(str(error).split())
 
 
 def _pinned(cupy: Any, count: int, dtype: Any) -> np.ndarray:

@@ -85,6 +85,18 @@ class TileRun:
     size: int
 
 
+def matrix_type(config: LaneformerConfig, dtypes: Mapping[str, str]) -> str:
+    """The 16-bit type of all matrices; :class:`CheckpointError` where they have another or several."""
+    shapes = parameter_shapes(config)
+    found = {dtypes[name] for name in shapes if len(shapes[name]) > 1 and "norm" not in name}
+    if len(found) > 1 or not found <= {"bfloat16", "float16"}:
+        raise CheckpointError(
+            f"weights are stored as {', '.join(sorted(found))}: tensor cores are fed with bfloat16 or "
+            "float16, one for all matrices; `laneformer export --dtype bfloat16` rounds a checkpoint"
+        )
+    return found.pop()
+
+
 @dataclass(frozen=True)
 class TileIndex:
     """Offsets for the workers of ``plan``; all matrices must be of one 16-bit type.
@@ -97,18 +109,12 @@ class TileIndex:
     layout = f"tiles {TILE} x {TILE}, blocks of {BLOCK_TILES}"
 
     def __post_init__(self) -> None:
-        shapes = parameter_shapes(self.plan.config)
-        found = {self.dtypes[name] for name in shapes if len(shapes[name]) > 1 and "norm" not in name}
-        if len(found) > 1 or not found <= {"bfloat16", "float16"}:
-            raise CheckpointError(
-                f"weights are stored as {', '.join(sorted(found))}: tensor cores are fed with bfloat16 or "
-                "float16, one for all matrices; `laneformer export --dtype bfloat16` rounds a checkpoint"
-            )
+        matrix_type(self.plan.config, self.dtypes)
 
-    @property
+    @cached_property
     def dtype(self) -> str:
         """Type of all matrices."""
-        return self.dtypes[head_name(self.plan.config)]
+        return matrix_type(self.plan.config, self.dtypes)
 
     @cached_property
     def shared(self) -> tuple[SharedTensor, ...]:

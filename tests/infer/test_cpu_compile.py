@@ -63,6 +63,9 @@ def test_compiled_once_for_shape_flags_and_compiler(
 def test_without_a_compiler_auto_warns_once_and_runs_on_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(
+        "infer.backends.find_driver", lambda: None
+    )  # where there is a GPU, it has its own word
     weights = RandomWeights(tiny_config())
     with pytest.warns(UserWarning, match=r"needs a C\+\+ compiler.*numpy") as warned:
         assert select_backend("auto")(weights).name == "numpy"

@@ -19,6 +19,7 @@ from infer.sampling import Sampler
 from infer.weights import open_model
 from laneformer.errors import ConfigError, LaneformerError
 from tests.golden_cases import CASES, answers
+from tests.infer.cuda_kernels import SHAPES, shape_config
 from tests.infer.rounded import Rounded, rounded_cache
 from tests.tiny_models import RandomWeights, tiny_config
 
@@ -110,33 +111,10 @@ def follows_numpy(weights, request: Request, found: list[int], error: float) -> 
         ids.append(token)
 
 
-SHAPES = {
-    "three lanes, odd units": {
-        "hidden_size": 48,
-        "num_lanes": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "intermediate_size": 60,
-    },
-    "qk norm, one lane": {"num_lanes": 1, "qk_norm": True, "hidden_size": 64, "broadcast_delay": 0},
-    "four queries per key": {
-        "num_lanes": 2,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 8,
-    },
-    "head size 64": {"num_lanes": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64},
-    "head size 96": {"num_lanes": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 96},
-    "head size 128": {"num_lanes": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
-    "lane head": {"lm_head_type": "lane", "num_lanes": 2},
-    "vocabulary in slices, tied": {"lm_head_type": "vocab_parallel", "tie_word_embeddings": True},
-}
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes(name: str, dtype: str) -> None:
-    config = tiny_config(**SHAPES[name], max_position_embeddings=256)
+    config = shape_config(name)
     weights = Rounded(RandomWeights(config), dtype)
     ids = [int(token) for token in np.random.default_rng(1).integers(config.vocab_size, size=180)]
     engine = backend(weights)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,12 +194,6 @@ def test_unknown_back_end(checkpoint: Path) -> None:
         Engine(checkpoint, backend="cudnn")
     with pytest.raises(RequestError, match="unknown backend ''"):
         select_backend("")
-
-
-def test_the_cuda_back_end_without_cupy(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)  # importing it then fails
-    with pytest.raises(LaneformerError, match=r"needs CuPy .*pip install 'laneformer\[cuda\]'"):
-        Engine(checkpoint, backend="cuda")
 
 
 def test_models_that_cannot_be_opened(tmp_path: Path, checkpoint: Path) -> None:

@@ -1,0 +1,116 @@
+"""The kernels compile for every model that the tests know: no spills, and they fit on a multiprocessor.
+
+NVRTC needs no GPU.  The test is left out only where neither CuPy nor NVRTC from pip is installed; with one of
+them, whatever keeps the kernels from compiling is a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import pytest
+
+from infer.backends.cuda_compile import (
+    Compiled,
+    CudaCompileError,
+    build,
+    kernel_sources,
+    nvrtc_version,
+    resources_used,
+)
+from infer.backends.cuda_source import Kernel, model_header
+from tests.infer.cuda_kernels import Specialisation, kernels
+
+# Ten warps in a block: eight that work, the loader's, the watcher's.  A multiprocessor has 65,536 registers
+# in four parts, and the fullest holds three warps; registers are given out in eights.
+WARPS_OF_A_PART = 3
+REGISTERS = 65_536 // 4 // (WARPS_OF_A_PART * 32) // 8 * 8
+SHARED_BYTES = 232_448
+COMPILE_THREADS = 2  # NVRTC lets go of Python's lock; a compile takes six to ten seconds of one core
+Builds = dict[str, tuple[Kernel, "Future[Compiled]"]]
+
+
+def installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+pytestmark = pytest.mark.skipif(
+    not installed("cupy-cuda13x") and not installed("nvidia-cuda-nvrtc"),
+    reason="neither cupy-cuda13x nor nvidia-cuda-nvrtc is installed",
+)
+
+
+@pytest.fixture(scope="module")
+def builds(request: pytest.FixtureRequest) -> Iterator[Builds]:
+    """All kernels of the tests that were chosen, being compiled side by side."""
+    chosen: dict[str, Specialisation] = {
+        item.callspec.id: item.callspec.params["wanted"]
+        for item in request.session.items
+        if item.path == request.path
+        and hasattr(item, "callspec")
+        and "wanted" in item.callspec.params
+        and not any(mark.args[0] for mark in item.iter_markers("skipif"))
+    }
+    sources = kernel_sources()
+    with ThreadPoolExecutor(COMPILE_THREADS) as pool:
+        started: Builds = {}
+        for name, wanted in chosen.items():
+            config = wanted.model()
+            kernel = wanted.kernel(config)
+            started[name] = kernel, pool.submit(build, model_header(config, kernel), sources)
+        yield started
+        pool.shutdown(cancel_futures=True)  # those that a failure left behind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", kernels())
+def test_a_kernel_fits_on_a_multiprocessor(
+    wanted: Specialisation, builds: Builds, request: pytest.FixtureRequest
+) -> None:
+    kernel, job = builds[request.node.callspec.id]
+    compiled = job.result()
+    shared = f"{compiled.static_shared_bytes} bytes of static shared memory"
+    print(f"NVRTC {nvrtc_version()}: {compiled.registers} registers, {shared}")
+    assert compiled.spilled_bytes == 0
+    assert compiled.registers <= REGISTERS
+    assert compiled.static_shared_bytes + kernel.shared_bytes <= SHARED_BYTES
+
+
+@pytest.mark.slow
+def test_the_kernel_that_measures_bandwidth_compiles() -> None:
+    compiled = build("", kernel_sources(), "bandwidth.cu")
+    assert compiled.spilled_bytes == 0 and compiled.static_shared_bytes <= 1024
+
+
+def test_what_does_not_compile_is_told_with_the_first_error() -> None:
+    with pytest.raises(
+        CudaCompileError, match=r"NVRTC cannot compile the kernel: broken\.cu\(1\): error: .*nothing"
+    ):
+        build("", {"broken.cu": "__device__ int answer() { return nothing; }"}, "broken.cu")
+
+
+LOG = """ptxas info    : Compiling entry function 'laneformer_request' for 'sm_90a'
+ptxas         .     192 bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads
+ptxas info    : Used {registers} registers, used 2 barriers{shared}
+ptxas info    : Function properties for called
+ptxas         .     0 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads
+"""
+
+
+def used(**values: Any) -> tuple[int, int, int]:
+    return resources_used(LOG.format(**({"stores": 0, "loads": 0, "registers": 96, "shared": ""} | values)))
+
+
+def test_spills_and_static_shared_memory_are_read_from_what_ptxas_says() -> None:
+    assert used() == (96, 4, 0)  # a function that is called may spill too
+    assert used(stores=8, loads=16, registers=205) == (205, 28, 0)
+    assert used(shared=", 1040 bytes smem, 400 bytes cmem[0]") == (96, 4, 1040)
+    with pytest.raises(CudaCompileError, match="did not say how many registers"):
+        resources_used("")
