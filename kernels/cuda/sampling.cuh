@@ -126,9 +126,9 @@ private:
     // The sum of what the workers before this one told, and of what all did.
     __device__ unsigned long long hear_sums(int round, unsigned long long& all) {
         const unsigned long long before = sum_before(hear(round), all);
-        if (w.thread == w.index) w.shared.token.found.mass_before = before;
+        if (w.thread == w.index) w.shared.token.sampling.found.mass_before = before;
         math_barrier();
-        return w.shared.token.found.mass_before;
+        return w.shared.token.sampling.found.mass_before;
     }
 
     // The sum of the values of the threads before this one, and of all.
@@ -140,13 +140,13 @@ private:
             if (w.in_warp >= apart) sum += other;
         }
         math_barrier();  // what is shared has been read by all, the last time round
-        if (w.in_warp == WARP - 1) w.shared.token.warp_mass[w.warp] = sum;
+        if (w.in_warp == WARP - 1) w.shared.token.sampling.warp_mass[w.warp] = sum;
         math_barrier();
         sum -= value, all = 0;
 #pragma unroll
         for (int each = 0; each < MATH_WARPS; ++each) {
-            if (each < w.warp) sum += w.shared.token.warp_mass[each];
-            all += w.shared.token.warp_mass[each];
+            if (each < w.warp) sum += w.shared.token.sampling.warp_mass[each];
+            all += w.shared.token.sampling.warp_mass[each];
         }
         return sum;
     }
@@ -216,10 +216,10 @@ private:
             const unsigned weight = weight_of(key);
             const auto rest = static_cast<double>(least - sum - 1);  // whole numbers of less than 53 bits: the quotient is exact
             const unsigned tie = __double2uint_rz(counted ? rest : rest / weight);
-            w.shared.token.picked = {mass + (tie + 1ull) * weight, key, tie, ties};
+            w.shared.token.sampling.picked = {mass + (tie + 1ull) * weight, key, tie, ties};
         }
         math_barrier();
-        return w.shared.token.picked;
+        return w.shared.token.sampling.picked;
     }
 
     // Each step keeps a run of the sorted tokens from the best on, so what all steps keep weighs as much as the shortest run.
@@ -250,11 +250,11 @@ private:
             if (!guessed) {
                 const bool guesses = level == TOP_P_CUT;  // what is kept will weigh about `least`
                 math_barrier();  // what is marked has been read by all, the last time round
-                mark_reaching(w.shared.token.found, bins, level == TOP_K_CUT, least);
-                if (guesses) mark_reaching(w.shared.token.guess, bins, false, part_of(min(least, kept_by_min_p), uniform) + 1);
+                mark_reaching(w.shared.token.sampling.found, bins, level == TOP_K_CUT, least);
+                if (guesses) mark_reaching(w.shared.token.sampling.guess, bins, false, part_of(min(least, kept_by_min_p), uniform) + 1);
                 math_barrier();
-                upper = w.shared.token.found;
-                guess = w.shared.token.guess;
+                upper = w.shared.token.sampling.found;
+                guess = w.shared.token.sampling.guess;
                 if (!guesses) guess.mass = 0;
                 each_own(keys, [&](int, unsigned key) {
                     if (weight_of(key) == 0) return;

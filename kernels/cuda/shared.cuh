@@ -1,23 +1,12 @@
 // What a block keeps in shared memory besides the ring of pages, and so what the ring has room for.
 #pragma once
 
-#include "shape.cuh"
+#include "sampling_memory.cuh"
 
 namespace laneformer {
 
 constexpr int OWN_GROUPS = Output::MOST_TILES * (TILE / GROUP);  // of the residual stream, at most
 constexpr int HEAD_ROW_WORDS = divide_up(Head::MOST_TILES * TILE, 32);
-
-// What one thread found for all while a token is chosen: see sampling.cuh.
-struct Found {  // a bin, what lies before it and what it weighs
-    unsigned long long count_before, mass_before, mass;
-    int bin;
-};
-struct Picked {
-    unsigned long long mass;  // up to a token of the sorted ones, itself included
-    unsigned key;
-    unsigned tie, ties;  // its number among the tokens of that key, and how many there are
-};
 
 // Where a worker keeps the scores from which tokens are sampled: here, or else in device memory.
 constexpr bool SCORES_FIT = Head::MOST_TILES * TILE <= MATH_WARPS * QUERIES_PER_KEY * HEAD_GROUPS * GROUP;
@@ -40,9 +29,7 @@ struct alignas(16) TokenMemory {
     float best[MATH_WARPS], best_raw[MATH_WARPS], most[MATH_WARPS], total[MATH_WARPS];
     int best_id[MATH_WARPS];
     unsigned flags[MATH_WARPS];
-    unsigned long long warp_mass[MATH_WARPS];
-    Found found, guess;
-    Picked picked;
+    SamplingMemory sampling;
 };
 
 constexpr int TOKEN_TILES = CHUNK / 8;
