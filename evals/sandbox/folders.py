@@ -45,15 +45,17 @@ def program_folder() -> Iterator[str]:
 def _make() -> tuple[str, int]:
     while True:
         folder = tempfile.mkdtemp(prefix=_PREFIX)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.exists(folder):
-            return folder, lock
-        os.close(lock)  # remove_abandoned() of another evaluation came between
+        # remove_abandoned() of another evaluation may come between any two of these lines.
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.exists(folder):
+                return folder, lock
+            os.close(lock)
 
 
 def remove_abandoned() -> None:
-    """Removes the folders below the folder for temporary files whose evaluation has ended without doing so."""
+    """Removes the folders of evaluations that ended without doing so."""
     with os.scandir(tempfile.gettempdir()) as entries:
         paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
     for path in paths:

@@ -98,7 +98,9 @@ def _prepare_candidate(request: dict[str, Any], active: isolation.Isolation) -> 
     channel = socket.socket(fileno=request["channel"])
     os.setsid()
     isolation.become_unprivileged(active, folder, request["number"])
-    if not active.processes:
+    if active.processes:
+        linux.forbid_tracing(False)  # Init divides shared memory; nobody else of this user sees the process.
+    else:
         linux.die_with_parent(signal.SIGKILL)
     os.mkdir(os.path.join(folder, _FOLDER))
     os.chdir(os.path.join(folder, _FOLDER))

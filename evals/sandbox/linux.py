@@ -103,9 +103,9 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
 
 
-def forbid_tracing() -> None:
-    """Keeps processes of the same user from attaching to this one or reading its memory."""
-    _prctl(_PR_SET_DUMPABLE, 0, "PR_SET_DUMPABLE")
+def forbid_tracing(forbid: bool = True) -> None:
+    """Keeps processes of the same user from attaching to this one or reading its memory, or lets them."""
+    _prctl(_PR_SET_DUMPABLE, 0 if forbid else 1, "PR_SET_DUMPABLE")
 
 
 def drop_privileges() -> None:
