@@ -39,7 +39,10 @@ def add_retry_command(commands: Any) -> None:
 
 def run_retry(args: argparse.Namespace) -> int:
     """Judges again and prints what became of the timeouts; returns 0."""
-    from evals.retry import retry_timeouts, run_settings  # numpy, for the report's intervals
+    try:
+        from evals.retry import retry_timeouts, run_settings  # with numpy and jinja2, for the report
+    except ModuleNotFoundError as error:
+        raise EvaluationError(f"reports need {error.name}: pip install 'laneformer[eval]'") from None
 
     settings = run_settings(args.folder)
     if settings.get("suite") not in SUITES:

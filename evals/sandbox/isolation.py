@@ -43,6 +43,8 @@ class Isolation:
     """The whole file system is read-only, but for its folder, which has a size limit."""
     unprivileged_user: bool = False
     """It runs as a user of its own; otherwise as the user who evaluates, without capabilities."""
+    system_calls: bool = False
+    """System calls that no solution needs are refused: see :mod:`evals.sandbox.system_calls`."""
 
 
 def enter_namespaces(isolation: Isolation) -> bool:

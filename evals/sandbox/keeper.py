@@ -32,7 +32,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from evals.sandbox import candidate, isolation, linux
+from evals.sandbox import candidate, isolation, linux, system_calls
 from evals.sandbox.usage import ProcessTree
 
 _FOLDER = "work"
@@ -107,6 +107,7 @@ def _prepare_candidate(request: dict[str, Any], active: isolation.Isolation) -> 
     os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
     _limit_processes(request["limits"]["processes"], request["tasks"], active)
     _limit_resources(request["limits"])
+    active.system_calls = system_calls.refuse()
     _report(event="ready", isolation=asdict(active))
 
     keep = channel.fileno()
