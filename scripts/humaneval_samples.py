@@ -223,7 +223,10 @@ class _TooLongError(BaseException):
 
 
 def _count_lines(problem: Problem, completion: str, most: int) -> int | None:
-    """Lines of Python that run until the verdict; None where they are more than ``most``."""
+    """Lines of Python that run until the verdict; None where they are more than ``most``.
+
+    A loop on one line counts once; ``ast.unparse`` writes none.
+    """
     count = 0
 
     def trace(frame: types.FrameType, event: str, argument: Any) -> Any:

@@ -56,8 +56,11 @@ def _make() -> tuple[str, int]:
 
 def remove_abandoned() -> None:
     """Removes the folders of evaluations that ended without doing so."""
-    with os.scandir(tempfile.gettempdir()) as entries:
-        paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
+    try:
+        with os.scandir(tempfile.gettempdir()) as entries:
+            paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
+    except OSError:
+        return  # No program can run either, and its error says why.
     for path in paths:
         # Another evaluation may remove it at the same time, and it may belong to another user.
         with contextlib.suppress(OSError):

@@ -78,6 +78,7 @@ def test_a_folder_that_another_evaluation_took_for_abandoned_is_made_anew(
 
 def test_without_a_place_for_folders_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    remove_abandoned()
     with pytest.raises(EvaluationError, match="needs a temporary folder"), program_folder():
         pass
 
