@@ -5,6 +5,7 @@ evaluate mbpp --model checkpoints/mine --problems mbpp.jsonl --prompt-format cha
 evaluate basics --model checkpoints/mine --samples 20 --temperature 0.8 --k 1 10
 evaluate humaneval --verify-canonical
 evaluate report results/mine
+evaluate retry-timeouts results/mine --timeout 60
 evaluate serve-check --url http://localhost:8000/v1 --model NAME --suite humaneval
 evaluate compare results/mine results/theirs
 """
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from evals import suite_command
 from evals.endpoint.cli import add_serve_check_command
 from evals.report.cli import add_report_commands
+from evals.retry_command import add_retry_command
 from laneformer.errors import LaneformerError
 
 EXIT_USER_ERROR = 2
@@ -30,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     suite_command.add_commands(commands)
     add_report_commands(commands)
+    add_retry_command(commands)
     add_serve_check_command(commands)
 
 

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from evals.generate import CanonicalGenerator, Generator, complete, sample_seed
-from evals.judging import Judges, progress_bar
+from evals.judging import Judges, pool_size, progress_bar
 from evals.overlap import overlapped
 from evals.passk import mean_pass_at_k
 from evals.problems import Problem, fingerprint
 from evals.prompts import BaseFormat, PromptFormat
 from evals.records import PROMPTS, CompletionRecord, PromptRecord, RunFolder, Sample
-from evals.sandbox.runner import NO_CODE, STATUSES, Limits, Sandbox
+from evals.sandbox.folders import remove_abandoned
+from evals.sandbox.runner import NO_CODE, STATUSES, WALL_FACTOR, Limits, Sandbox
 from evals.suites import Suite
 from laneformer.errors import EvaluationError
 
@@ -73,8 +74,10 @@ def evaluate_suite(
     ks: Sequence[int] = (1,),
     seed: int = 0,
     timeout_seconds: float | None = None,
+    wall_seconds: float | None = None,
     memory_bytes: int = 2 << 30,
     workers: int | None = None,
+    must_run: bool = False,
     output_dir: str | Path | None = None,
     model: str = "",
     model_sha256: str | None = None,
@@ -84,10 +87,11 @@ def evaluate_suite(
     """Samples, judges and scores.
 
     ``prompt_format`` is by default the base format with the suite's number of solved examples, and
-    ``timeout_seconds`` the suite's.  ``workers`` programs run at once (default: one per processor).  With
-    ``output_dir``, completions and samples are written as they come, and a folder of an interrupted run with
-    the same settings is continued; ``model`` and ``backend`` name there what wrote, and ``model_sha256``
-    (:func:`evals.model_hash.model_sha256`) tells the model from another of the same name.
+    ``timeout_seconds`` the suite's; for that and ``wall_seconds`` see :class:`evals.sandbox.runner.Limits`,
+    for ``workers`` and ``must_run`` :func:`evals.judging.pool_size`.  With ``output_dir``, completions and
+    samples are written as they come, and a folder of an interrupted run with the same settings is continued;
+    ``model`` and ``backend`` name there what wrote, and ``model_sha256`` tells the model from another of the
+    same name.
 
     Raises EvaluationError when the request cannot give a right number: sampling options that no model
     takes (``temperature`` below 0, ``top_p`` outside of (0, 1], ...), fewer samples than the largest k,
@@ -96,8 +100,11 @@ def evaluate_suite(
     """
     check_sampling(temperature, top_p, max_new_tokens, seed)
     problems = suite.problems
+    if not problems:
+        raise EvaluationError("there are no problems to evaluate")
     timeout_seconds = suite.timeout_seconds if timeout_seconds is None else timeout_seconds
-    _check_request(problems, samples_per_problem, temperature, ks, timeout_seconds, memory_bytes, workers)
+    check_samples(samples_per_problem, temperature, ks)
+    limits = checked_limits(timeout_seconds, wall_seconds, memory_bytes, workers)
     prompt_format = BaseFormat(suite.shots()) if prompt_format is None else prompt_format
     prompts = {problem.task_id: PromptRecord.of(problem, prompt_format) for problem in problems}
     settings = {
@@ -117,13 +124,15 @@ def evaluate_suite(
         "max_new_tokens": max_new_tokens,
         "seed": seed,
         "timeout_seconds": timeout_seconds,
+        "wall_seconds": limits.clock_seconds,
         "memory_bytes": memory_bytes,
     }
     folder = None if output_dir is None else RunFolder(Path(output_dir), settings, prompts.values())
     hidden = [*suite.answer_locations]
     if output_dir is not None:  # an earlier report shows the tests as well
         hidden += [Path(output_dir) / name for name in (PROMPTS, "report.html")]
-    sandbox = Sandbox(Limits(timeout_seconds=timeout_seconds, memory_bytes=memory_bytes), hidden_paths=hidden)
+    remove_abandoned()
+    sandbox = Sandbox(limits, hidden_paths=hidden)
     isolation = sandbox.isolation()
 
     samples = {(sample.task_id, sample.sample): sample for sample in (folder.finished if folder else ())}
@@ -174,7 +183,7 @@ def evaluate_suite(
 
     try:
         with (
-            Judges(sandbox, workers, keep) as judges,
+            Judges(sandbox, pool_size(memory_bytes, workers, must_run=must_run), keep) as judges,
             closing(overlapped(completion_of, pending, getattr(generator, "concurrency", 1))) as completions,
         ):
             for (problem_index, sample_index), completion in completions:
@@ -194,7 +203,8 @@ def evaluate_suite(
         raise EvaluationError(f"the model could not take any of the prompts: {ordered[0].detail}")
     result = _result(ordered, problems, samples_per_problem, ks, isolation, written.values())
     if folder is not None:
-        folder.write_summary({"complete": True, **_summary(result)})
+        retried = len({(retry.task_id, retry.sample) for retry in folder.retries})
+        folder.write_summary({"complete": True, **_summary(result), "retried_timeouts": retried})
     return result
 
 
@@ -232,24 +242,20 @@ def check_sampling(temperature: float, top_p: float, max_new_tokens: int, seed: 
         raise EvaluationError(f"seed must be 0 or more, found {seed}")
 
 
-def _check_request(
-    problems: Sequence[Problem],
-    samples: int,
-    temperature: float,
-    ks: Sequence[int],
-    timeout_seconds: float,
-    memory_bytes: int,
-    workers: int | None,
-) -> None:
-    if not problems:
-        raise EvaluationError("there are no problems to evaluate")
+def checked_limits(
+    timeout_seconds: float, wall_seconds: float | None, memory_bytes: int, workers: int | None
+) -> Limits:
+    """The limits of one program; EvaluationError where they, or ``workers``, make no sense."""
     if workers is not None and workers < 1:
         raise EvaluationError(f"workers must be at least 1, found {workers}")
     if not 0 < timeout_seconds <= _MOST_SECONDS:
         raise EvaluationError(f"the timeout must be 0 to {_MOST_SECONDS} seconds, found {timeout_seconds:g}")
+    if wall_seconds is not None and not 0 < wall_seconds <= WALL_FACTOR * _MOST_SECONDS:
+        most = WALL_FACTOR * _MOST_SECONDS
+        raise EvaluationError(f"the wall timeout must be 0 to {most:.0f} seconds, found {wall_seconds:g}")
     if not _LEAST_BYTES <= memory_bytes <= _MOST_BYTES:
         raise EvaluationError(f"the memory must be 0.125 GiB to 1024 GiB, found {memory_bytes / (1 << 30):g}")
-    check_samples(samples, temperature, ks)
+    return Limits(timeout_seconds=timeout_seconds, wall_seconds=wall_seconds, memory_bytes=memory_bytes)
 
 
 def check_samples(samples: int, temperature: float, ks: Sequence[int]) -> None:

@@ -2,15 +2,62 @@
 
 from __future__ import annotations
 
-import os
+import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from evals.machine import free_memory_bytes, processors
 from evals.problems import Problem
 from evals.records import CompletionRecord, Sample
 from evals.sandbox.runner import Sandbox, Verdict
+from laneformer.errors import EvaluationError
+
+# Of the interpreters that judge one program: 148 MB were measured for an evaluation with two workers
+# (docs/results/humaneval_verdicts.json).
+_OWN_BYTES = 1 << 26
+_WAIT_SECONDS = 60.0
+
+
+def pool_size(memory_bytes: int, workers: int | None = None, *, must_run: bool = False) -> int:
+    """How many programs, of which each may take ``memory_bytes``, are run at once.
+
+    ``workers`` is taken as it is, with a warning on standard error where their limits together are more than
+    the free memory.  Without it: one per processor, and no more than there is memory for.  Where there is
+    not enough for one, waits a minute for it; then raises EvaluationError or, with ``must_run``, warns and
+    goes on with one.
+    """
+    each = memory_bytes + _OWN_BYTES
+    free = free_memory_bytes()
+    if workers is not None:
+        if free < workers * each:
+            _warn(f"{workers} programs at once may take {_gib(workers * each)}, and {_gib(free)} are free")
+        return workers
+    if free < each:
+        _warn(f"a program may take {_gib(each)} of memory, and {_gib(free)} are free: waiting for more")
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while free < each and time.monotonic() < deadline:
+            time.sleep(1.0)
+            free = free_memory_bytes()
+    if free < each:
+        lacking = f"a program may take {_gib(each)} of memory, and only {_gib(free)} are free"
+        if not must_run:
+            raise EvaluationError(
+                f"{lacking}: free some, give --memory-gb less, or --workers 1 to go on anyway"
+            )
+        _warn(f"{lacking}; going on, one program at a time")
+        return 1
+    return min(processors(), free // each)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.1f} GiB"
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 class Judges:
@@ -20,10 +67,10 @@ class Judges:
     the end, programs that run already are still judged and kept.
     """
 
-    def __init__(self, sandbox: Sandbox, workers: int | None, keep: Callable[[Sample], None]) -> None:
+    def __init__(self, sandbox: Sandbox, workers: int, keep: Callable[[Sample], None]) -> None:
         self._sandbox = sandbox
         self._keep = keep
-        self._pool = ThreadPoolExecutor(workers or processors(), thread_name_prefix="judge")
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="judge")
         self._waiting: deque[Future[Sample]] = deque()
         self._done: list[Sample] = []
 
@@ -65,11 +112,6 @@ class Judges:
         )
         self._keep(sample)
         return sample
-
-
-def processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def progress_bar(total: int, name: str, progress: bool) -> Any:

@@ -3,6 +3,7 @@
     prompts.jsonl       one line per problem, from the start: what the model is given, and how it is judged
     completions.jsonl   one line per completion, as soon as the model has written it
     samples.jsonl       one line per judged sample, in the order in which they were judged
+    retries.jsonl       one line per timeout that was judged again; the last of a sample is its verdict
     summary.json        settings from the start; results once all samples have been judged
 
 All are written so that an interruption at any point leaves a folder that the same run can continue: what
@@ -15,7 +16,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from evals.sandbox.runner import STATUSES, Status
 from laneformer.errors import EvaluationError
 
 PROMPTS, COMPLETIONS, SAMPLES = "prompts.jsonl", "completions.jsonl", "samples.jsonl"
+RETRIES = "retries.jsonl"
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,36 @@ class Sample:
     """How many were generated; None where the source of text does not tell."""
 
 
+@dataclass(frozen=True)
+class Retry:
+    """A later verdict on a sample that ran out of time, and the limits under which it was found."""
+
+    task_id: str
+    sample: int
+    status: Status
+    detail: str
+    seconds: float
+    timeout_seconds: float
+    wall_seconds: float
+
+
+def with_retries(samples: Iterable[Sample], retries: Iterable[Retry]) -> list[Sample]:
+    """``samples`` with their last verdicts."""
+    last = {(retry.task_id, retry.sample): retry for retry in retries}
+    return [
+        sample
+        if (retry := last.get((sample.task_id, sample.sample))) is None
+        else replace(sample, status=retry.status, detail=retry.detail, seconds=retry.seconds)
+        for sample in samples
+    ]
+
+
 class RunFolder:
     """Opens ``folder`` for a run with ``settings`` and ``prompts``, new or to be continued.
 
     Without ``prompts``, those in the folder stay as they are.  ``finished`` holds the judged samples found
-    there, ``completions`` all completions.  Raises EvaluationError when the folder belongs to a run with
-    other settings or is damaged.
+    there, with their last verdicts, ``retries`` those verdicts, ``completions`` all completions.  Raises
+    EvaluationError when the folder belongs to a run with other settings or is damaged.
     """
 
     def __init__(
@@ -134,7 +160,8 @@ class RunFolder:
                 lines = "".join(json.dumps(asdict(prompt)) + "\n" for prompt in prompts)
                 replace_file(folder / PROMPTS, lines)
             self.completions: list[CompletionRecord] = read_lines(folder / COMPLETIONS, _completion)
-            self.finished: list[Sample] = read_lines(folder / SAMPLES, _sample)
+            self.retries: list[Retry] = read_lines(folder / RETRIES, _retry)
+            self.finished = with_retries(read_lines(folder / SAMPLES, _sample), self.retries)
             self.write_summary({"complete": False})
         except OSError as error:
             raise EvaluationError(f"the output folder {folder} cannot be used: {error}") from None
@@ -222,6 +249,22 @@ def _sample(values: Any) -> Sample:
     sample = Sample(**{field.name: values[field.name] for field in fields(Sample)})
     _require(_has_identity(sample) and _has_count(sample) and sample.status in STATUSES)
     return sample
+
+
+def read_samples(folder: Path) -> tuple[list[Sample], list[Retry]]:
+    """First verdicts and later ones; EvaluationError where a line is damaged."""
+    try:
+        return read_lines(folder / SAMPLES, _sample), read_lines(folder / RETRIES, _retry)
+    except OSError as error:
+        raise EvaluationError(f"{folder} cannot be read: {error}") from None
+
+
+def _retry(values: Any) -> Retry:
+    retry = Retry(**{field.name: values[field.name] for field in fields(Retry)})
+    _require(isinstance(retry.task_id, str) and type(retry.sample) is int and retry.status in STATUSES)
+    _require(isinstance(retry.detail, str))
+    _require(all(type(x) in (int, float) for x in (retry.seconds, retry.timeout_seconds, retry.wall_seconds)))
+    return retry
 
 
 def _has_identity(record: CompletionRecord | Sample) -> bool:

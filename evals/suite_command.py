@@ -13,6 +13,7 @@ from evals.generate import CanonicalGenerator, EngineGenerator, Generator
 from evals.model_hash import model_sha256
 from evals.models import open_engine
 from evals.prompts import BaseFormat, ChatFormat, PromptFormat
+from evals.sandbox.runner import WALL_FACTOR
 from evals.suites import SUITES, Suite, load_suite
 from evals.suites.mbpp import SPLITS
 from laneformer.errors import EvaluationError
@@ -42,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
         metavar="S",
         type=float,
         default=kind.timeout_seconds,
-        help="seconds per program (default: %(default)s)",
+        help="seconds of processor time per program (default: %(default)s)",
     )
     add(
         "--verify-canonical",
@@ -68,8 +69,19 @@ def add_protocol_options(parser: argparse.ArgumentParser, *, has_splits: bool) -
     add("--max-new-tokens", metavar="N", type=int, default=512, help="per sample (default: %(default)s)")
     add("--k", metavar="K", type=int, nargs="+", default=[1], help="the k of pass@k (default: 1)")
     add("--seed", metavar="N", type=int, default=0, help="(default: %(default)s)")
-    add("--memory-gb", metavar="G", type=float, default=2.0, help="GiB per process (default: %(default)s)")
-    add("--workers", metavar="N", type=int, help="programs that run at once (default: one per processor)")
+    add(
+        "--wall-timeout",
+        metavar="S",
+        type=float,
+        help=f"seconds on the clock per program (default: {WALL_FACTOR:g} times --timeout)",
+    )
+    add("--memory-gb", metavar="G", type=float, default=2.0, help="GiB per program (default: %(default)s)")
+    add(
+        "--workers",
+        metavar="N",
+        type=int,
+        help="programs that run at once (default: one per processor, and no more than there is memory for)",
+    )
 
 
 def run_suite(args: argparse.Namespace) -> int:
@@ -141,6 +153,7 @@ def score(
         ks=args.k,
         seed=args.seed,
         timeout_seconds=args.timeout,
+        wall_seconds=args.wall_timeout,
         memory_bytes=_bytes(args.memory_gb),
         workers=args.workers,
         output_dir=args.output,
@@ -149,6 +162,8 @@ def score(
         backend=backend,
     )
     print_result(result, suite)
+    if args.output is not None and result.status_counts["timeout"]:
+        print(f"  to judge the timeouts again, alone: evaluate retry-timeouts {args.output}")
     return result
 
 

@@ -93,6 +93,7 @@ def evaluate_model(
             ks=config.k,
             max_new_tokens=config.max_new_tokens,
             output_dir=folder,
+            must_run=True,  # little free memory is no reason to end a training run
             progress=False,
         )
     except _StopRequestedError:

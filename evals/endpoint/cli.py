@@ -46,7 +46,7 @@ def add_serve_check_command(commands: Any) -> None:
         help="how long the server may be silent (default: %(default)s)",
     )
     add_protocol_options(parser, has_splits=True)
-    add("--timeout", metavar="S", type=float, help="seconds per program (default: the suite's)")
+    add("--timeout", metavar="S", type=float, help="processor seconds per program (default: the suite's)")
     parser.set_defaults(evaluate=run_serve_check)
 
 

@@ -91,6 +91,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
     speed = report["tokens_per_second"]
     tokens = report["tokens"]
     missing = [name for name, active in report["isolation"].items() if not active]
+    retried = ", ".join(f"{status} {count}" for status, count in report["retried_timeouts"].items())
     return [
         "generation speed: " + ("not measured" if speed is None else f"{speed:.1f} tokens/s"),
         "generated tokens: "
@@ -100,6 +101,7 @@ def notes(report: Mapping[str, Any]) -> list[str]:
             else f"{tokens['total']} in the {tokens['samples_counted']} samples whose generator counts them"
         ),
         "isolation that was not active: " + (", ".join(missing) or "none"),
+        "timeouts that were judged again, and their later verdicts: " + (retried or "none"),
     ]
 
 

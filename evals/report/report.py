@@ -63,6 +63,7 @@ def build_report(
             "seed": seed,
         },
         "status_counts": {status: statuses[status] for status in STATUSES},
+        "retried_timeouts": dict(Counter(retry.status for retry in run.retried)),
         "tokens": {"samples_counted": len(tokens), "total": sum(tokens)} if tokens else None,
         "tokens_per_second": run.tokens_per_second,
         "isolation": dict(run.isolation),

@@ -3,7 +3,7 @@
     run = read_run(Path("results/mine"))
     run.problems[0].samples[0].status       # "passed"
 
-The three files are described in ``docs/evaluation.md``.  They are held against each other, so that a
+The files are described in ``docs/evaluation.md``.  They are held against each other, so that a
 folder whose files do not belong together gives one error and never a number.
 """
 
@@ -14,10 +14,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from evals.records import RETRIES, Retry
 from evals.sandbox.runner import STATUSES
 from laneformer.errors import EvaluationError
 
@@ -80,6 +81,8 @@ class Run:
     requested_ks: tuple[int, ...]
     """The k that the run itself reported; empty while it has not finished."""
     isolation: Mapping[str, bool]
+    retried: tuple[Retry, ...]
+    """The last verdicts on timeouts that were judged again."""
     tokens_per_second: float | None
     """Generation speed as the run measured it; None where it did not."""
 
@@ -137,6 +140,15 @@ def read_run(folder: Path) -> Run:
             f"{prompts} holds {len(asked)} problems, and summary.json says {settings['problems']}"
         )
     samples = _samples(folder / "samples.jsonl", asked, settings["samples_per_problem"])
+    retries = _last_retries(folder, samples)
+    for retry in retries:
+        first = samples[retry.task_id][retry.sample]
+        samples[retry.task_id][retry.sample] = replace(
+            first,
+            status=retry.status,
+            detail=f"{retry.detail} (judged again; first {first.status}: {first.detail})".lstrip(),
+            seconds=retry.seconds,
+        )
     problems = tuple(
         ProblemResult(problem, tuple(samples[task_id][index] for index in sorted(samples[task_id])))
         for task_id, problem in asked.items()
@@ -155,6 +167,7 @@ def read_run(folder: Path) -> Run:
         complete=complete,
         requested_ks=tuple(sorted(int(k) for k in summary.get("pass_at_k", {}))),
         isolation=summary.get("isolation", {}),
+        retried=tuple(retries),
         tokens_per_second=summary.get("tokens_per_second"),
     )
 
@@ -205,6 +218,21 @@ def _samples(
     return samples
 
 
+def _last_retries(folder: Path, samples: Mapping[str, Mapping[int, JudgedSample]]) -> list[Retry]:
+    path = folder / RETRIES
+    last: dict[tuple[str, int], Retry] = {}
+    for where, values in _lines(path, may_be_cut=True) if path.exists() else iter(()):
+        retry = _record(Retry, values, where)
+        first = samples.get(retry.task_id, {}).get(retry.sample)
+        if first is None or first.status != "timeout":
+            name = f"{retry.task_id}, sample {retry.sample}"
+            raise EvaluationError(f"{where}: {name} has no timeout in samples.jsonl to be judged again")
+        if retry.status not in STATUSES:
+            raise EvaluationError(f"{where}: the status {retry.status!r} is unknown")
+        last[retry.task_id, retry.sample] = retry
+    return list(last.values())
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -243,11 +271,12 @@ def _finite(text: str) -> float:
     return number
 
 
-Record = TypeVar("Record", JudgedSample, AskedProblem)
+Record = TypeVar("Record", JudgedSample, AskedProblem, Retry)
 
-# What each annotation of the two records accepts; a bool is no number.
+# What each annotation of the three records accepts; a bool is no number.
 _ACCEPTED: dict[str, tuple[type, ...]] = {
     "str": (str,),
+    "Status": (str,),
     "str | None": (str, type(None)),
     "int": (int,),
     "int | None": (int, type(None)),

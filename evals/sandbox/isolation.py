@@ -17,8 +17,7 @@ from evals.sandbox import linux
 
 # The unprivileged users that programs run as when the evaluation runs as root: a range that
 # distributions leave free.  Process ids spread concurrent programs over it.
-_FIRST_USER = 60000
-_USERS = 1000
+PROGRAM_USERS = range(60000, 61000)
 # Contents of the program's folder, and files in it.
 _FOLDER_OPTIONS = "size=256m,nr_inodes=16k,mode=0755"
 
@@ -44,6 +43,8 @@ class Isolation:
     """The whole file system is read-only, but for its folder, which has a size limit."""
     unprivileged_user: bool = False
     """It runs as a user of its own; otherwise as the user who evaluates, without capabilities."""
+    system_calls: bool = False
+    """System calls that no solution needs are refused: see :mod:`evals.sandbox.system_calls`."""
 
 
 def enter_namespaces(isolation: Isolation) -> bool:
@@ -160,7 +161,7 @@ def become_unprivileged(isolation: Isolation, folder: str, number: int) -> None:
     if os.getuid() == 0:
         for needed in (os.path.join(sys.base_prefix, "lib"), os.path.join(sys.prefix, "lib"), folder):
             _require_reachable(needed)
-        user = _FIRST_USER + number % _USERS
+        user = PROGRAM_USERS[number % len(PROGRAM_USERS)]
         os.chown(folder, user, user)
         os.setgroups([])
         os.setresgid(user, user, user)

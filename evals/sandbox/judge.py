@@ -17,11 +17,13 @@ import contextlib
 import json
 import os
 import resource
+import select
+import signal
 import socket
 import sys
 from typing import Any
 
-from evals.sandbox import wire
+from evals.sandbox import linux, wire
 
 
 class CandidateFault(BaseException):
@@ -105,6 +107,15 @@ class Proxy:
         if self._receive() != ["defined"]:
             raise self._fail("failed", "the program sent a malformed message")
 
+    def require_silence(self) -> None:
+        """Raises where the program sent something that nobody asked for: answers in advance, say."""
+        poller = select.poll()
+        poller.register(self._channel, select.POLLIN)
+        # Readable without a byte is the end, which the next answer that is waited for will tell.
+        with contextlib.suppress(OSError):
+            if poller.poll(0) and self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                raise self._fail("failed", "the program sent more than it was asked for")
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.fault is not None:
             raise self.fault
@@ -112,6 +123,7 @@ class Proxy:
             request = wire.dumps((args, kwargs))
         except wire.WireError as error:
             raise self._fail("broken", f"the tests pass {error} to the function") from None
+        self.require_silence()
         # When the candidate is gone, what it sent before that is still to be read.
         with contextlib.suppress(OSError):
             wire.send(self._channel, request)
@@ -163,6 +175,7 @@ def judge(proxy: Proxy, prompt: str, tests: str, entry_point: str) -> dict[str, 
     try:
         proxy.wait_for_definition()
         check(proxy)
+        proxy.require_silence()
     except CandidateFault:
         pass
     except MemoryError as error:
@@ -177,13 +190,17 @@ def judge(proxy: Proxy, prompt: str, tests: str, entry_point: str) -> dict[str, 
 
 def main() -> None:
     request = json.loads(sys.stdin.readline())
+    linux.die_with_parent(signal.SIGKILL)
+    if os.getppid() != request["parent"]:
+        return  # It died before that.
     result_descriptor = os.dup(sys.stdout.fileno())
     # What the tests print must not mix with the verdict.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (request["cpu_seconds"], request["cpu_seconds"]))
+    # Above the limit that ends it with a signal of its own is one that cannot be caught.
+    resource.setrlimit(resource.RLIMIT_CPU, (request["cpu_seconds"], request["cpu_seconds"] + 1))
     resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"], request["memory_bytes"]))
     with socket.socket(fileno=request["channel"]) as channel:
         proxy = Proxy(channel)

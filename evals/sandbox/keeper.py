@@ -10,28 +10,35 @@ Reads one JSON request on standard input.  Init writes JSON lines on standard ou
 
     {"event": "error", "detail": ...}                 the program cannot be run here
     {"event": "ready", "isolation": {...}}            the candidate process exists and waits
-    {"event": "ended", "code": ..., "signal": ..., "stopped": ..., "folder_kept": ...}
+    {"event": "ended", "code": ..., "signal": ..., "why": ..., "folder_kept": ...}
 
-The end comes when the candidate's process ends, or when standard input is closed ("stopped").
-Then every process that the program started is killed.
+The end comes when the candidate's process ends ("why" is "ended"), when standard input is closed ("stopped"),
+or when all processes of the program together have used more processor time ("time") or memory ("memory")
+than they may.  Then every process that the program started is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import resource
 import select
 import signal
 import socket
 import sys
+import time
 from dataclasses import asdict
 from typing import Any
 
-from evals.sandbox import candidate, isolation, linux
+from evals.sandbox import candidate, isolation, linux, system_calls
+from evals.sandbox.usage import ProcessTree
 
 _FOLDER = "work"
+# How often init looks at what the program uses, at most: looking takes no more than a twentieth of its time.
+_LOOK_SECONDS = 0.05
+_LOOK_SHARE = 0.05
 
 
 def _report(**event: Any) -> None:
@@ -72,10 +79,11 @@ def _limit_processes(extra: int, tasks: int, active: isolation.Isolation) -> Non
     resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit))
 
 
-def _limit_resources(limits: dict[str, int]) -> None:
+def _limit_resources(limits: dict[str, Any]) -> None:
     for kind, value in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, limits["cpu_seconds"]),
+        # For the case that init, which counts all processes, does not get to look.
+        (resource.RLIMIT_CPU, math.ceil(limits["cpu_seconds"]) + 1),
         (resource.RLIMIT_FSIZE, limits["file_bytes"]),
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_AS, limits["memory_bytes"]),
@@ -90,13 +98,16 @@ def _prepare_candidate(request: dict[str, Any], active: isolation.Isolation) -> 
     channel = socket.socket(fileno=request["channel"])
     os.setsid()
     isolation.become_unprivileged(active, folder, request["number"])
-    if not active.processes:
+    if active.processes:
+        linux.forbid_tracing(False)  # Init divides shared memory; nobody else of this user sees the process.
+    else:
         linux.die_with_parent(signal.SIGKILL)
     os.mkdir(os.path.join(folder, _FOLDER))
     os.chdir(os.path.join(folder, _FOLDER))
     os.environ["HOME"] = os.environ["TMPDIR"] = os.getcwd()
     _limit_processes(request["limits"]["processes"], request["tasks"], active)
     _limit_resources(request["limits"])
+    active.system_calls = system_calls.refuse()
     _report(event="ready", isolation=asdict(active))
 
     keep = channel.fileno()
@@ -126,25 +137,36 @@ def _candidate_process(request: dict[str, Any], active: isolation.Isolation) -> 
     return 0
 
 
-def _descendants() -> list[int]:
-    """Process ids below this process, from /proc."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-                # The command's name, in parentheses, may hold spaces and parentheses itself.
-                parent = int(stat.read().rpartition(b")")[2].split()[1])
-                children.setdefault(parent, []).append(int(name))
-    found: list[int] = []
-    pending = [os.getpid()]
-    while pending:
-        below = children.get(pending.pop(), [])
-        found += below
-        pending += below
-    return found
+def _folder_bytes(request: dict[str, Any], active: isolation.Isolation) -> int:
+    """What the program's folder takes of the memory: nothing where it is on a disk."""
+    if not active.read_only_files:
+        return 0
+    files = os.statvfs(request["folder"])
+    return (files.f_blocks - files.f_bfree) * files.f_frsize
 
 
-def _kill_all(active: isolation.Isolation) -> None:
+def _watch(
+    request: dict[str, Any], active: isolation.Isolation, tree: ProcessTree, child_descriptor: int
+) -> str:
+    """Waits for the end of the candidate, the runner's word or a limit; returns which ("why")."""
+    limits = request["limits"]
+    pause = _LOOK_SECONDS
+    while True:
+        readable, _, _ = select.select([0, child_descriptor], [], [], pause)
+        if readable:
+            return "ended" if child_descriptor in readable else "stopped"
+        began = time.monotonic()
+        processes = tree.processes()
+        if tree.processor_seconds(processes) > limits["cpu_seconds"]:
+            return "time"
+        left = limits["memory_bytes"] - _folder_bytes(request, active)
+        # Shared pages take a while to count once, so first the sum that counts them for every process.
+        if tree.resident_bytes(processes) > left and tree.memory_bytes(processes) > left:
+            return "memory"
+        pause = max(_LOOK_SECONDS, (time.monotonic() - began) / _LOOK_SHARE)
+
+
+def _kill_all(active: isolation.Isolation, tree: ProcessTree) -> None:
     """Kills and reaps every descendant, also those in sessions of their own."""
     while True:
         if active.processes:
@@ -153,7 +175,7 @@ def _kill_all(active: isolation.Isolation) -> None:
         else:
             # Orphans come to this process (adopt_orphans), so none escapes; forks are few
             # (RLIMIT_NPROC), so the killing overtakes them.
-            for process in _descendants():
+            for process in tree.processes():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
         try:
@@ -171,8 +193,13 @@ def _init_process(request: dict[str, Any], active: isolation.Isolation, private_
     linux.forbid_tracing()
     if not active.processes:
         linux.adopt_orphans()
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     if private_mounts:
         isolation.set_up_mounts(active, request["folder"], request["hidden"])
+        if os.path.lexists("/proc/self"):  # one of its own, and not the old one covered by nothing
+            os.close(proc)
+            proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    tree = ProcessTree(proc)
     child = os.fork()
     if child == 0:
         code = 1
@@ -183,17 +210,20 @@ def _init_process(request: dict[str, Any], active: isolation.Isolation, private_
             os._exit(code)
     os.close(request["channel"])
     child_descriptor = os.pidfd_open(child)
-    readable, _, _ = select.select([0, child_descriptor], [], [])
-    stopped = child_descriptor not in readable
-    if stopped:
+    why = _watch(request, active, tree, child_descriptor)
+    if why != "ended":
         os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    _kill_all(active)
+    _, status, used = os.wait4(child, 0)
+    _kill_all(active, tree)
+    if why == "ended" and os.WIFSIGNALED(status):
+        # Without having been looked at in time: the kernel's own limit.
+        seconds = used.ru_utime + used.ru_stime
+        why = "time" if seconds > request["limits"]["cpu_seconds"] else why
     _report(
         event="ended",
         code=os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else None,
         signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-        stopped=stopped,
+        why=why,
         folder_kept=os.path.isdir(os.path.join(request["folder"], _FOLDER)),
     )
 
@@ -216,3 +246,4 @@ def main() -> None:
         os._exit(0)
     os.close(request["channel"])
     os.waitpid(init, 0)
+    os._exit(0)  # The runner waits for it.

@@ -26,6 +26,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
 
 # The same number on every architecture except alpha.
 _SYS_MOUNT_SETATTR = 442
@@ -44,6 +46,10 @@ class _MountAttributes(ctypes.Structure):
         ("propagation", ctypes.c_uint64),
         ("user_namespace", ctypes.c_uint64),
     )
+
+
+class _FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_void_p))
 
 
 def _check(result: int, what: str) -> None:
@@ -103,9 +109,24 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
 
 
-def forbid_tracing() -> None:
-    """Keeps processes of the same user from attaching to this one or reading its memory."""
-    _prctl(_PR_SET_DUMPABLE, 0, "PR_SET_DUMPABLE")
+def forbid_tracing(forbid: bool = True) -> None:
+    """Keeps processes of the same user from attaching to this one or reading its memory, or lets them."""
+    _prctl(_PR_SET_DUMPABLE, 0 if forbid else 1, "PR_SET_DUMPABLE")
+
+
+def filter_system_calls(program: bytes, instructions: int) -> None:
+    """Lets the classic BPF ``program`` decide on every system call of this process, for good (seccomp)."""
+    code = ctypes.create_string_buffer(program, len(program))
+    header = _FilterProgram(instructions, ctypes.addressof(code))
+    unused = ctypes.c_ulong(0)
+    result = _libc.prctl(
+        ctypes.c_int(_PR_SET_SECCOMP),
+        ctypes.c_ulong(_SECCOMP_MODE_FILTER),
+        ctypes.byref(header),
+        unused,
+        unused,
+    )
+    _check(result, "PR_SET_SECCOMP")
 
 
 def drop_privileges() -> None:

@@ -21,7 +21,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from evals.problems import Problem
-from evals.sandbox.removal import remove_tree
+from evals.sandbox.folders import program_folder
 from laneformer.errors import EvaluationError
 
 Status = Literal["passed", "failed", "timeout", "memory", "crashed", "no-code"]
@@ -37,10 +36,14 @@ STATUSES: tuple[Status, ...] = ("passed", "failed", "timeout", "memory", "crashe
 
 NO_CODE = "the completion holds no definition of the function"
 
+# A machine so busy that a program gets a sixth of a processor must not make a timeout of a right answer.
+WALL_FACTOR = 6.0
+
 _SOURCE_ROOT = str(Path(__file__).resolve().parents[2])
-_START_SECONDS = 60.0
-_END_SECONDS = 1.0
-_STOP_SECONDS = 10.0
+# Of our own processes, on a busy machine: reaching one of these is an error, or a fault of the program.
+_START_SECONDS = 300.0
+_END_SECONDS = 5.0
+_STOP_SECONDS = 60.0
 # What a fair judge needs beyond the largest value that the candidate may send it.
 _JUDGE_EXTRA_BYTES = 1 << 30
 
@@ -50,14 +53,22 @@ class Limits:
     """What one program may use."""
 
     timeout_seconds: float = 10.0
-    """Wall-clock time for the program and all its tests, from when its process is ready."""
+    """Processor time of the program with all its processes; as much again of the tests."""
+    wall_seconds: float | None = None
+    """Time on the clock for program and tests, from when the program's process is ready; None:
+    :data:`WALL_FACTOR` times ``timeout_seconds``."""
     memory_bytes: int = 2 << 30
-    """Address space of each process."""
+    """Memory of all processes together, files in the program's folder included, and address space of each."""
     file_bytes: int = 64 << 20
     """Size of each file."""
     processes: int = 16
     """Processes and threads."""
     open_files: int = 64
+
+    @property
+    def clock_seconds(self) -> float:
+        """``wall_seconds``, or what stands in for it."""
+        return WALL_FACTOR * self.timeout_seconds if self.wall_seconds is None else self.wall_seconds
 
 
 @dataclass(frozen=True)
@@ -172,20 +183,13 @@ class Sandbox:
         return active
 
     def _run(self, program: str, problem: Problem) -> tuple[Verdict, dict[str, bool]]:
-        try:
-            folder = tempfile.mkdtemp(prefix="evaluate-")
-        except OSError as error:
-            raise EvaluationError(f"the sandbox needs a temporary folder: {error}") from None
-        try:
+        with program_folder() as folder:
             return self._run_in(folder, program, problem)
-        finally:
-            remove_tree(folder)
 
     def _run_in(self, folder: str, program: str, problem: Problem) -> tuple[Verdict, dict[str, bool]]:
         limits = self.limits
         nonce = secrets.token_hex(16)
         candidate_channel, judge_channel = socket.socketpair()
-        cpu_seconds = math.ceil(limits.timeout_seconds) + 2
         keeper_request = {
             "source_root": _SOURCE_ROOT,
             "folder": folder,
@@ -195,7 +199,7 @@ class Sandbox:
             "program": program,
             "entry_point": problem.called,
             "limits": {
-                "cpu_seconds": cpu_seconds,
+                "cpu_seconds": limits.timeout_seconds,
                 "memory_bytes": limits.memory_bytes,
                 "file_bytes": limits.file_bytes,
                 "processes": limits.processes,
@@ -208,7 +212,8 @@ class Sandbox:
             "tests": problem.test,
             "entry_point": problem.called,
             "nonce": nonce,
-            "cpu_seconds": cpu_seconds,
+            "parent": os.getpid(),
+            "cpu_seconds": math.ceil(limits.timeout_seconds),
             "memory_bytes": limits.memory_bytes + _JUDGE_EXTRA_BYTES,
         }
         with (
@@ -224,9 +229,10 @@ class Sandbox:
                 raise EvaluationError(f"the sandbox did not start a program within {_START_SECONDS:g} s")
             start = time.monotonic()
             try:
-                report = _Lines(judge.stdout).next(start + limits.timeout_seconds)
+                report = _Lines(judge.stdout).next(start + limits.clock_seconds)
             except TimeoutError:
-                report = {"outcome": "timeout", "detail": f"longer than {limits.timeout_seconds:g} s"}
+                detail = f"longer than {limits.clock_seconds:g} s on the clock"
+                report = {"outcome": "timeout", "detail": detail}
             seconds = time.monotonic() - start
             ended = None
             if report is not None and report["outcome"] == "gone":
@@ -234,6 +240,14 @@ class Sandbox:
                 ended = _next_event(events, _END_SECONDS)
             keeper.stdin.close()
             ended = ended or _next_event(events, _STOP_SECONDS)
+            if ended is not None:
+                # It waits for init.  Killed before that, it would leave init to whoever adopts orphans, and
+                # where the evaluation is the first process of a container, nobody would wait for them.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    keeper.wait(_STOP_SECONDS)
+        if report is None and judge.returncode == -signal.SIGXCPU:
+            detail = f"the tests took more than {limits.timeout_seconds:g} s of processor time"
+            report = {"outcome": "timeout", "detail": detail}
         if report is not None and report["outcome"] == "broken":
             raise EvaluationError(f"{problem.task_id} cannot be judged: {report['detail']}")
         status, detail = decide(report, ended, nonce)
@@ -271,10 +285,12 @@ def decide(report: dict[str, Any] | None, ended: dict[str, Any] | None, nonce: s
 def _how_it_ended(ended: dict[str, Any] | None) -> tuple[Status, str]:
     if ended is None:
         return "crashed", "the program ended its process and those that watch it"
-    if ended["stopped"]:
+    if ended["why"] == "time":
+        return "timeout", "more processor time than allowed"
+    if ended["why"] == "memory":
+        return "memory", "more memory than allowed in all its processes together"
+    if ended["why"] == "stopped":
         return "crashed", "the program closed its connection"
     if ended["signal"] is None:
         return "crashed", f"the program ended its process with exit code {ended['code']}"
-    if ended["signal"] == signal.SIGXCPU:
-        return "timeout", "more processor time than allowed"
     return "crashed", f"the program's process was killed by {signal.Signals(ended['signal']).name}"

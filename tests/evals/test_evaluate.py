@@ -118,7 +118,8 @@ def test_scores_and_counts(pair: list[Problem], tmp_path: Path) -> None:
     assert summary["pass_at_k"] == {"1": 0.25, "2": 0.5}
     assert summary["status_counts"]["no-code"] == 1
     assert summary["settings"]["temperature"] == 0.8
-    assert set(summary["isolation"]) == {"network", "processes", "read_only_files", "unprivileged_user"}
+    kinds = {"network", "processes", "read_only_files", "unprivileged_user", "system_calls"}
+    assert set(summary["isolation"]) == kinds
     assert summary["tokens_per_second"] is None
 
 

@@ -1,0 +1,78 @@
+"""Temporary folders of programs, of which none stays: not even when the evaluation is killed.
+
+    with program_folder() as folder:
+        ...                        # a fresh, empty folder
+    remove_abandoned()             # those whose evaluation is no more
+
+Whoever uses a folder holds a lock on it, which the kernel lets go when that process ends, however it ends.
+So a folder without a lock belongs to nobody, whatever the process ids say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+
+from evals.sandbox.isolation import PROGRAM_USERS
+from evals.sandbox.removal import remove_tree
+from laneformer.errors import EvaluationError
+
+_PREFIX = "evaluate-"
+
+
+@contextlib.contextmanager
+def program_folder() -> Iterator[str]:
+    """A new folder below the folder for temporary files, removed at the end with all that is in it.
+
+    Raises EvaluationError where none can be made.
+    """
+    try:
+        folder, lock = _make()
+    except OSError as error:
+        raise EvaluationError(f"the sandbox needs a temporary folder: {error}") from None
+    try:
+        yield folder
+    finally:
+        try:
+            remove_tree(folder)
+        finally:
+            os.close(lock)
+
+
+def _make() -> tuple[str, int]:
+    while True:
+        folder = tempfile.mkdtemp(prefix=_PREFIX)
+        # remove_abandoned() of another evaluation may come between any two of these lines.
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.exists(folder):
+                return folder, lock
+            os.close(lock)
+
+
+def remove_abandoned() -> None:
+    """Removes the folders of evaluations that ended without doing so."""
+    try:
+        with os.scandir(tempfile.gettempdir()) as entries:
+            paths = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
+    except OSError:
+        return  # No program can run either, and its error says why.
+    for path in paths:
+        # Another evaluation may remove it at the same time, and it may belong to another user.
+        with contextlib.suppress(OSError):
+            _remove_if_abandoned(path)
+
+
+def _remove_if_abandoned(path: str) -> None:
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        owner = os.fstat(lock).st_uid
+        if owner == os.getuid() or (os.getuid() == 0 and owner in PROGRAM_USERS):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_tree(path)
+    finally:
+        os.close(lock)
