@@ -21,8 +21,8 @@ class Kernel:
     splits: int
     chunk: int = 64
     in_flight_bytes: int = 72 * 1024
-    prefetch_bytes: int = 128 * 1024
-    piece_cycles: int = 200
+    prefetch_bytes: int = 128 * 1024  # into the L2 cache, ahead of the ring
+    piece_cycles: int = 200  # between pieces of 4 KB of it: about a worker's share of an H200's memory
     checksums: bool = False
     float16: bool = False
     silent_worker: int = -1  # for tests: publishes no residual rows

@@ -124,7 +124,8 @@ private:
     }
     // The next piece of the tape, which begins again after its end.  Before the end is known there is nothing to do.
     __device__ void prefetch() {
-        if (end_ == nullptr || ahead_ + PIECE_BYTES > PREFETCH_BYTES || clock64() - prefetched_ < PIECE_CYCLES) return;
+        if (end_ == nullptr || clock64() - prefetched_ < PIECE_CYCLES) return;
+        if (ahead_ + PIECE_BYTES > min(static_cast<long long>(PREFETCH_BYTES), static_cast<long long>(end_ - begin_))) return;
         const unsigned char* at = tape_ + ahead_;
         if (at >= end_) at = begin_ + (at - end_);
         const unsigned bytes = min(static_cast<long long>(PIECE_BYTES), static_cast<long long>(end_ - at));
