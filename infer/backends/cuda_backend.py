@@ -32,6 +32,7 @@ from laneformer.rope import rotation_table
 STALL_SECONDS = 2.0  # longest step of one token; a chunk of a prompt takes a few milliseconds
 POLL_SECONDS = 20e-6  # between two looks at the tokens; one takes about a millisecond
 LAST_EPOCH = 1 << 32
+MOST_LANES = 32  # packets that a thread waits for at once
 
 
 class CudaBackend:
@@ -162,7 +163,9 @@ class CudaBackend:
         prompt = device.upload(np.array(request.token_ids, np.int32))
         stops = [stop for stop in sorted(request.stop_token_ids) if stop < self.config.vocab_size]
         stop_ids = device.upload(np.array(stops or [-1], np.int32))
-        sampled = request.temperature > 0 and limit > 0
+        # The best alone is left of top-k 1, to the bit.
+        temperature = 0.0 if request.top_k == 1 else request.temperature
+        sampled = temperature > 0 and limit > 0
         uniforms = device.upload(np.random.default_rng(request.seed).random(limit)) if sampled else None
         words[:] = 0
         values = np.zeros((), REQUEST)
@@ -176,7 +179,8 @@ class CudaBackend:
         values["stall_nanoseconds"] = int(self._stall_seconds * 1e9)
         values["first_epoch"] = self._first_epoch(len(prompt) + limit + 2)
         values["norm_epsilon"] = self.config.norm_eps
-        for name in ("repetition_penalty", "temperature", "top_p", "min_p"):
+        values["temperature"] = temperature
+        for name in ("repetition_penalty", "top_p", "min_p"):
             values[name] = getattr(request, name)
         values["top_k"] = min(request.top_k, self.config.vocab_size)
         if sampled:
@@ -189,7 +193,11 @@ class CudaBackend:
         finally:
             words[-1] = 1  # cancels what has not ended; the memory above must outlive the kernel
             done.synchronize()
-        self._check_status()
+            status = int(self._arrays["control"][:8].get().view(np.uint64)[0])
+            if status & 0xFF not in (Outcome.FINISHED, Outcome.CANCELLED):
+                # NaN among old keys and values would reach the next request, for 0 times NaN is NaN.
+                self._arrays["keys and values"].fill(0)
+        self._check(status)
 
     def _first_epoch(self, steps: int) -> int:
         """The epoch at which a request begins; where epochs would wrap in it, packets are forgotten first."""
@@ -232,8 +240,7 @@ class CudaBackend:
             },
         }
 
-    def _check_status(self) -> None:
-        status = int(self._arrays["control"][:8].get().view(np.uint64)[0])
+    def _check(self, status: int) -> None:
         outcome = Outcome(status & 0xFF)
         if outcome == Outcome.NOT_FINITE:
             raise LaneformerError(
@@ -260,6 +267,8 @@ def check_model(weights: Weights) -> None:
     config = weights.config
     if config.hidden_size % 4:
         raise ConfigError(f"the cuda back end needs a hidden_size in fours, found {config.hidden_size}")
+    if config.num_lanes > MOST_LANES:
+        raise ConfigError(f"the cuda back end has up to {MOST_LANES} lanes, found {config.num_lanes}")
     if config.head_size > 128:
         raise ConfigError(f"the cuda back end has head sizes up to 128, found {config.head_size}")
     if config.queries_per_key > 8:

@@ -26,7 +26,7 @@ constexpr int MAIL_SLOTS = smaller(LAYERS, 2 * DELAY + 2);  // see mailbox_slots
 constexpr long long CHUNK_BYTES = CHUNK_MAIL + (LANES > 1 ? 8ll * MAIL_SLOTS * LANES * CHUNK * RESIDUAL_ROWS : 0);
 
 // Tokens of a prompt that run in chunks: all but the last, whose logits are wanted.
-__host__ __device__ constexpr int chunked_tokens(int prompt, bool all_logits) { return all_logits || prompt < 3 ? 0 : prompt - 1; }
+__host__ __device__ constexpr int chunked_tokens(int prompt, bool all_logits) { return all_logits || prompt < 2 ? 0 : prompt - 1; }
 
 // Exchanges of a layer, in order.  Where lanes add each other's present outputs these have an exchange of their own.
 enum Exchange : int { PROJECTED = 1, APPENDED, ATTENDED, ATTENTION_SENT, ATTENTION_ADDED, UNITS_DONE, FEED_FORWARD_SENT, LAYER_DONE };

@@ -65,24 +65,25 @@ __device__ __forceinline__ void play(Worker& w) {
         for (w.layer = 0; w.layer < LAYERS; ++w.layer) Layer{w}.run(step);
         w.layer = LAYERS - 1;
         const bool answers = step >= request.prompt_count - 1;
+        Choice choice{};
         if (answers || request.all_logits) {
             float* row = request.all_logits ? request.all_logits + static_cast<long long>(step) * VOCABULARY : nullptr;
             const bool sampled = answers && request.temperature > 0 && request.limit > 0;
-            Choice choice = HeadPhase{w}.run(row, sampled);
+            choice = HeadPhase{w}.run(row, sampled);
             if (sampled && choice.usable()) Sampling{w}.choose(choice, request.uniforms[made], made);
-            if (!choice.finite) outcome = NOT_FINITE;
             if (choice.cancelled) outcome = CANCELLED;
-            if (answers && request.limit > 0 && outcome == FINISHED) {
-                token = choice.token;
-                if (w.index == 0 && w.thread == 0)
-                    *const_cast<volatile unsigned long long*>(request.tokens + made) =
-                        static_cast<unsigned long long>(__float_as_uint(choice.raw - choice.log_total)) << 32 | (token + 1u);
-                ++made;
-                if (w.thread == 0) note_token(w, token);
-                if (stops(request, token)) break;
-            }
+            if (!choice.finite) outcome = NOT_FINITE;
         }
-        if (outcome != FINISHED || given_up(w)) break;
+        // What was received may be of any time where the request has been given up: no token of it is told.
+        if (given_up(w) || outcome != FINISHED) break;
+        if (!answers || request.limit == 0) continue;
+        token = choice.token;
+        if (w.index == 0 && w.thread == 0)
+            *const_cast<volatile unsigned long long*>(request.tokens + made) =
+                static_cast<unsigned long long>(__float_as_uint(choice.raw - choice.log_total)) << 32 | (token + 1u);
+        ++made;
+        if (w.thread == 0) note_token(w, token);
+        if (stops(request, token)) break;
     }
     if (w.index == 0 && w.thread == 0) atomicCAS(&request.control->status, 0ull, static_cast<unsigned long long>(outcome));
 }

@@ -45,7 +45,9 @@ public:
             end_ = tape_;
         }
         // Nothing may still be on its way into shared memory when the block ends.
-        while (waited_ != issued_) wait_oldest();
+        deadline_ = nanoseconds() + request_.stall_nanoseconds;
+        for (; waited_ != issued_; oldest_.advance(), ++waited_)  // also where the request has been given up
+            while (!barrier_done(ring_.full + oldest_.slot, oldest_.lap) && nanoseconds() < deadline_) {}
     }
 
 private:

@@ -141,6 +141,7 @@ __device__ inline float4 opened(const Packet& packet) {
 // null where there is none.  False where the request has been given up.
 template <int COUNT, class At>
 __device__ inline bool receive(Packet (&packets)[COUNT], At at, unsigned epoch, Patience patience) {
+    static_assert(COUNT <= 32, "more packets than bits");
     unsigned missing = 0;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {

@@ -21,6 +21,9 @@ namespace laneformer {
 constexpr int HALF_KEY_BITS = 10, BINS = 1 << HALF_KEY_BITS;
 constexpr float KEYS_PER_NAT = 48000;
 constexpr unsigned LAST_KEY = BINS * BINS - 1;  // 21.8 nats below the best: it weighs nothing
+// Above this temperature steps grow no more, or the order among the best would be lost.  There a score is taken to be at most
+// 700 below the best, which the scores of a vocabulary are.
+constexpr float MOST_SCALED = 32;
 constexpr float BEST_WEIGHT = 1 << 30;
 
 enum Level : int { UPPER, TOP_K_CUT, TOP_P_CUT, PICK, GUESS, LEVELS };  // the last one is not told in a round of its own
@@ -29,24 +32,27 @@ struct Histograms {
     unsigned long long weight[BINS];  // by upper half
     unsigned count[LEVELS][BINS];     // tokens: by upper half, where top-k asks for it; then by lower half in one upper one
 };
-constexpr long long HISTOGRAM_BYTES = 2ll * sizeof(Histograms);  // of two tokens in turn
+constexpr int HISTOGRAMS = 3;  // of as many tokens in turn
+constexpr long long HISTOGRAM_BYTES = 1ll * HISTOGRAMS * sizeof(Histograms);
 static_assert(LEVELS + 1 <= ROUNDS && BINS % MATH_THREADS == 0);
 
 struct Sampling {
     Worker& w;
+    unsigned rounds = 0;  // told for this token, a bit each
 
     // The token for a uniform number in [0, 1); `made` tokens have been chosen before.
     __device__ void choose(Choice& choice, double uniform, int made) {
         w.look_round();
         const Request& request = w.request;
-        Histograms& histograms = request.histograms[made % 2];
-        clear(request.histograms[(made + 1) % 2]);
-        const Keys keys{choice.best, KEYS_PER_NAT / request.temperature};
+        Histograms& histograms = request.histograms[made % HISTOGRAMS];
+        clear(request.histograms[(made + 1) % HISTOGRAMS]);
+        const float scaled = fminf(request.temperature, MOST_SCALED);
+        const Keys keys{choice.best, KEYS_PER_NAT / scaled, scaled / (request.temperature * KEYS_PER_NAT)};
         const bool counted = request.top_k > 0 && request.top_k < VOCABULARY, sorted = request.top_k > 0 || request.top_p < 1.0f;
-        const unsigned least = request.min_p > 0.0f ? max(weight_of(key_of(-logf(request.min_p) * KEYS_PER_NAT)), 1u) : 1u;
+        const unsigned least = request.min_p > 0.0f ? max(keys.weight_of(key_of(-logf(request.min_p) / keys.nats)), 1u) : 1u;
         unsigned long long own = 0, all;
         each_own(keys, [&](int, unsigned key) {
-            const unsigned weight = weight_of(key);
+            const unsigned weight = keys.weight_of(key);
             if (weight >= least) own += weight;
             if (!sorted || weight == 0) return;
             const int word = word_of(key / BINS);
@@ -60,22 +66,27 @@ struct Sampling {
             pick_sorted(keys, histograms, uniform, all, counted);
         } else {
             pick_by_id(keys, before, own, part_of(all, uniform), [&](unsigned key) {
-                const unsigned weight = weight_of(key);
+                const unsigned weight = keys.weight_of(key);
                 return weight >= least ? weight : 0u;
             });
         }
+        if constexpr (CHECKSUMS)  // half an epoch may be that of a packet from long ago: none of them is left that old
+            for (int round = TOP_K_CUT; round <= LEVELS; ++round)
+                if (!(rounds >> round & 1)) tell(round, 0);
         take_choice(choice);
     }
 
 private:
-    struct Keys {
-        float best, scale;
-        __device__ unsigned of(float score) const { return key_of((best - score) * scale); }
-    };
     __device__ static unsigned key_of(float distance) { return min(__float2uint_rz(distance), LAST_KEY); }
-    __device__ static unsigned weight_of(unsigned key) {
-        return __float2uint_rn(__expf(-static_cast<float>(key) / KEYS_PER_NAT) * BEST_WEIGHT);
-    }
+    struct Keys {
+        float best, scale;  // keys per unit of the score
+        float nats;         // of a key
+
+        __device__ unsigned of(float score) const { return key_of((best - score) * scale); }
+        __device__ unsigned weight_of(unsigned key) const {
+            return __float2uint_rn(__expf(-static_cast<float>(key) * nats) * BEST_WEIGHT);
+        }
+    };
     __device__ static unsigned long long part_of(unsigned long long all, double part) {
         return static_cast<unsigned long long>(static_cast<double>(all) * part);
     }
@@ -105,7 +116,8 @@ private:
     // A packet of each worker to all others, after whatever it wrote before.
     __device__ Packet* told(int round) const { return w.packets(TOLD_AT) + static_cast<long long>(round) * ALL_WORKERS; }
     __device__ unsigned epoch() const { return HeadPhase{w}.token_epoch(); }
-    __device__ void tell(int round, unsigned long long value) const {
+    __device__ void tell(int round, unsigned long long value) {
+        rounds |= 1u << round;
         math_barrier();
         if (w.thread != 0) return;
         fence();
@@ -194,12 +206,12 @@ private:
     }
 
     // In a bin of the upper half: the token at which the sum over the sorted tokens reaches `least`.
-    __device__ Picked place_in(const unsigned* counts, const Found& upper, bool counted, unsigned long long least) {
+    __device__ Picked place_in(const Keys& keys, const unsigned* counts, const Found& upper, bool counted, unsigned long long least) {
         const unsigned first = upper.bin * BINS + w.thread * OWN_BINS;
         unsigned count[OWN_BINS];
 #pragma unroll
         for (int i = 0; i < OWN_BINS; ++i) count[i] = __ldcg(counts + word_of(w.thread * OWN_BINS + i));
-        const auto mass_of = [&](int i) { return static_cast<unsigned long long>(count[i]) * weight_of(first + i); };
+        const auto mass_of = [&](int i) { return static_cast<unsigned long long>(count[i]) * keys.weight_of(first + i); };
         unsigned long long own_mass = 0, own_count = 0, all;
 #pragma unroll
         for (int i = 0; i < OWN_BINS; ++i) own_mass += mass_of(i), own_count += count[i];
@@ -213,7 +225,7 @@ private:
                 if (ties == 0 && sum + here >= least) key = first + i, ties = count[i];
                 if (ties == 0) mass += mass_of(i), sum += here;
             }
-            const unsigned weight = weight_of(key);
+            const unsigned weight = keys.weight_of(key);
             const auto rest = static_cast<double>(least - sum - 1);  // whole numbers of less than 53 bits: the quotient is exact
             const unsigned tie = __double2uint_rz(counted ? rest : rest / weight);
             w.shared.token.sampling.picked = {mass + (tie + 1ull) * weight, key, tie, ties};
@@ -257,7 +269,7 @@ private:
                 guess = w.shared.token.sampling.guess;
                 if (!guesses) guess.mass = 0;
                 each_own(keys, [&](int, unsigned key) {
-                    if (weight_of(key) == 0) return;
+                    if (keys.weight_of(key) == 0) return;
                     const int bin = key / BINS, word = word_of(key % BINS);
                     if (bin == upper.bin) atomicAdd(histograms.count[level] + word, 1u);
                     if (bin == guess.bin && guess.mass > 0) atomicAdd(histograms.count[GUESS] + word, 1u);
@@ -265,7 +277,7 @@ private:
                 tell(level, 0);
                 hear(level);
             }
-            place = place_in(histograms.count[guessed ? GUESS : level], upper, level == TOP_K_CUT, least);
+            place = place_in(keys, histograms.count[guessed ? GUESS : level], upper, level == TOP_K_CUT, least);
             mass = place.mass;
         }
         if (place.ties == 1) {

@@ -218,6 +218,24 @@ def test_a_missing_packet_ends_with_worker_layer_and_place() -> None:
         tokens(engine, Request((1, 2), max_new_tokens=4))
 
 
+def test_no_token_is_told_of_a_step_that_was_given_up() -> None:
+    engine = backend(Rounded(RandomWeights(tiny_config())), silent_worker=3, stall_seconds=0.2)
+    running = engine.decode(Request((1,), max_new_tokens=4))
+    with pytest.raises(LaneformerError, match="given up"):
+        next(running)
+
+
+def test_a_request_after_one_that_was_not_finite_is_answered() -> None:
+    config = tiny_config(max_position_embeddings=256)
+    weights = Rounded(RandomWeights(config))
+    engine = backend(weights)
+    wanted = tokens(engine, Request((1, 2, 3), max_new_tokens=5))
+    engine._arrays["keys and values"].fill(0xFF)  # NaN in bfloat16, as overflows leave them
+    with pytest.raises(LaneformerError, match="not finite"):
+        tokens(engine, Request((1, 2, 3), max_new_tokens=5))
+    assert tokens(engine, Request((1, 2, 3), max_new_tokens=5)) == wanted
+
+
 def test_epochs_begin_again_before_they_wrap() -> None:
     engine = backend(Rounded(RandomWeights(tiny_config())))
     request = Request((4, 5, 6), max_new_tokens=10)

@@ -34,6 +34,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0.01, "top_p": 0.9},
     {"temperature": 1.0, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
     {"temperature": 3.0, "top_p": 0.7, "min_p": 0.3},
+    {"temperature": 1e4, "top_k": 50},  # weights are nearly equal, and yet the best 50 stay
+    {"temperature": 1e3, "top_p": 0.5},
 ]
 
 Draw = Callable[..., np.ndarray]
@@ -113,6 +115,6 @@ def test_draws_are_those_of_the_reference(draw: Draw, options: dict[str, Any], m
     random = np.random.default_rng(7)
     logits = np.ascontiguousarray(make(random), np.float32)
     uniforms = random.random(DRAWS)
-    uniforms[:2] = 0.0, 0.9999
+    uniforms[:2] = 1e-12, 0.9999  # at 0 the reference takes what weighs anything, 1e-100 too
     wanted = [reference(row, uniform, options) for row, uniform in zip(logits, uniforms, strict=True)]
     assert draw(logits, uniforms, **options).tolist() == wanted

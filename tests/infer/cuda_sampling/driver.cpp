@@ -8,7 +8,7 @@ using namespace laneformer;
 extern "C" int draw(const float* scores, const double* uniforms, int draws, float temperature, int top_k, float top_p, float min_p,
                     int* tokens) {
     std::vector<Packet> packets(ALL_PACKETS);
-    std::vector<Histograms> histograms(2);
+    std::vector<Histograms> histograms(HISTOGRAMS);
     std::vector<Shared> shared(ALL_WORKERS);
     std::vector<Block> blocks(ALL_WORKERS);
     for (Block& block : blocks)
