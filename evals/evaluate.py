@@ -25,8 +25,8 @@ from evals.overlap import overlapped
 from evals.passk import mean_pass_at_k
 from evals.problems import Problem, fingerprint
 from evals.prompts import BaseFormat, PromptFormat
-from evals.records import PROMPTS, CompletionRecord, PromptRecord, RunFolder, Sample
-from evals.sandbox.folders import remove_abandoned
+from evals.records import CompletionRecord, PromptRecord, RunFolder, Sample
+from evals.sandbox.folders import hideable, remove_abandoned
 from evals.sandbox.runner import NO_CODE, STATUSES, WALL_FACTOR, Limits, Sandbox
 from evals.suites import Suite
 from laneformer.errors import EvaluationError
@@ -127,13 +127,13 @@ def evaluate_suite(
         "wall_seconds": limits.clock_seconds,
         "memory_bytes": memory_bytes,
     }
-    folder = None if output_dir is None else RunFolder(Path(output_dir), settings, prompts.values())
-    hidden = [*suite.answer_locations]
-    if output_dir is not None:  # an earlier report shows the tests as well
-        hidden += [Path(output_dir) / name for name in (PROMPTS, "report.html")]
+    hidden = [*suite.answer_locations, *(() if output_dir is None else [hideable(Path(output_dir))])]
     remove_abandoned()
     sandbox = Sandbox(limits, hidden_paths=hidden)
     isolation = sandbox.isolation()
+    workers = pool_size(memory_bytes, workers, must_run=must_run)
+    # Only when programs can be judged: settings that cannot be used would stay in the folder.
+    folder = None if output_dir is None else RunFolder(Path(output_dir), settings, prompts.values())
 
     samples = {(sample.task_id, sample.sample): sample for sample in (folder.finished if folder else ())}
     written = {(found.task_id, found.sample): found for found in (folder.completions if folder else ())}
@@ -183,7 +183,7 @@ def evaluate_suite(
 
     try:
         with (
-            Judges(sandbox, pool_size(memory_bytes, workers, must_run=must_run), keep) as judges,
+            Judges(sandbox, workers, keep) as judges,
             closing(overlapped(completion_of, pending, getattr(generator, "concurrency", 1))) as completions,
         ):
             for (problem_index, sample_index), completion in completions:
@@ -191,6 +191,10 @@ def evaluate_suite(
                 written[problem.task_id, sample_index] = completion
                 judges.submit(problem, completion, prompt_format.program(problem, completion.completion))
             judged = judges.results()
+    except BaseException:
+        if folder is not None:
+            folder.close()
+        raise
     finally:
         if bar is not None:
             bar.close()
@@ -205,6 +209,7 @@ def evaluate_suite(
     if folder is not None:
         retried = len({(retry.task_id, retry.sample) for retry in folder.retries})
         folder.write_summary({"complete": True, **_summary(result), "retried_timeouts": retried})
+        folder.close()
     return result
 
 

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from evals.folder_lock import FolderLock
 from evals.json_lines import append_line, read_lines, replace_file
 from evals.problems import Problem
 from evals.prompts import PromptFormat
@@ -140,7 +141,8 @@ class RunFolder:
 
     Without ``prompts``, those in the folder stay as they are.  ``finished`` holds the judged samples found
     there, with their last verdicts, ``retries`` those verdicts, ``completions`` all completions.  Raises
-    EvaluationError when the folder belongs to a run with other settings or is damaged.
+    EvaluationError when the folder belongs to a run with other settings, is damaged, or is being written by
+    another evaluation, until that one's :meth:`close`.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class RunFolder:
         self._lock = threading.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._writing = FolderLock(folder)
             if self._summary_path.exists():
                 self._check_settings()
             else:
@@ -165,6 +168,10 @@ class RunFolder:
             self.write_summary({"complete": False})
         except OSError as error:
             raise EvaluationError(f"the output folder {folder} cannot be used: {error}") from None
+
+    def close(self) -> None:
+        """Lets others write."""
+        self._writing.close()
 
     def add_completion(self, completion: CompletionRecord) -> None:
         """Appends one completion; callable from any thread.  Raises EvaluationError where it does not fit."""

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from evals.evaluate import checked_limits
+from evals.folder_lock import FolderLock
 from evals.json_lines import append_line, replace_file
 from evals.judging import Judges, pool_size, progress_bar
 from evals.passk import mean_pass_at_k
 from evals.problems import fingerprint
-from evals.records import PROMPTS, RETRIES, CompletionRecord, Retry, Sample, read_samples, with_retries
+from evals.records import RETRIES, CompletionRecord, Retry, Sample, read_samples, with_retries
 from evals.report.report import build_report, write_report
 from evals.report.run import read_run
-from evals.sandbox.folders import remove_abandoned
-from evals.sandbox.runner import STATUSES, Sandbox
+from evals.sandbox.folders import hideable, remove_abandoned
+from evals.sandbox.runner import STATUSES, Limits, Sandbox
 from evals.suites import Suite
 from laneformer.errors import EvaluationError
 
@@ -64,10 +65,31 @@ def retry_timeouts(
     if fingerprint(suite.problems) != settings.get("problems_sha256"):
         raise EvaluationError(f"{folder} holds a run with other problems: give its own with --problems")
     if timeout_seconds is None:
-        timeout_seconds = float(settings["timeout_seconds"])
-    memory_bytes = int(settings["memory_bytes"])
+        timeout_seconds = _number(settings, "timeout_seconds", folder)
+        if wall_seconds is None and "wall_seconds" in settings:
+            wall_seconds = _number(settings, "wall_seconds", folder)
+    memory_bytes = int(_number(settings, "memory_bytes", folder))
     limits = checked_limits(timeout_seconds, wall_seconds, memory_bytes, workers)
+    lock = FolderLock(folder)
+    try:
+        return _retry(folder, suite, limits, workers, progress)
+    finally:
+        lock.close()
+
+
+def _number(settings: dict[str, Any], name: str, folder: Path) -> float:
+    value = settings.get(name)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise EvaluationError(f"{folder / 'summary.json'} is damaged: {name} is {value!r}, not a number")
+    return float(value)
+
+
+def _retry(folder: Path, suite: Suite, limits: Limits, workers: int, progress: bool) -> RetryResult:
     first, retries = read_samples(folder)
+    report = folder / "report.json"
+    report_options = (
+        _report_options(report) if report.exists() else None
+    )  # damaged: said before anything is done
     waiting = [sample for sample in with_retries(first, retries) if sample.status == "timeout"]
 
     def keep(sample: Sample) -> None:
@@ -88,18 +110,20 @@ def retry_timeouts(
             bar.update()
 
     remove_abandoned()
-    hidden = [*suite.answer_locations, folder / PROMPTS, folder / "report.html"]
+    hidden = [*suite.answer_locations, hideable(folder)]
     problems = {problem.task_id: problem for problem in suite.problems}
     bar = progress_bar(len(waiting), suite.name, progress)
     try:
-        with Judges(Sandbox(limits, hidden_paths=hidden), pool_size(memory_bytes, workers), keep) as judges:
+        with Judges(
+            Sandbox(limits, hidden_paths=hidden), pool_size(limits.memory_bytes, workers), keep
+        ) as judges:
             for sample in waiting:
                 judges.submit(problems[sample.task_id], _completion(sample), sample.program)
             retried = judges.results()
     finally:
         if bar is not None:
             bar.close()
-    return _rewrite(folder, retried)
+    return _rewrite(folder, retried, report_options)
 
 
 def _completion(sample: Sample) -> CompletionRecord:
@@ -115,7 +139,7 @@ def _completion(sample: Sample) -> CompletionRecord:
     )
 
 
-def _rewrite(folder: Path, retried: list[Sample]) -> RetryResult:
+def _rewrite(folder: Path, retried: list[Sample], report_options: dict[str, Any] | None) -> RetryResult:
     """Summary and, where there is one, report by the last verdicts."""
     path = folder / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8"))
@@ -132,9 +156,8 @@ def _rewrite(folder: Path, retried: list[Sample]) -> RetryResult:
         replace_file(path, json.dumps(summary, indent=2) + "\n")
     except OSError as error:
         raise EvaluationError(f"{path} cannot be written: {error}") from None
-    report = folder / "report.json"
-    if report.exists():
-        write_report(run, build_report(run, **_report_options(report)), folder)
+    if report_options is not None:
+        write_report(run, build_report(run, **report_options), folder)
     return RetryResult(retried, True, pass_at_k)
 
 

@@ -31,7 +31,7 @@ def add_retry_command(commands: Any) -> None:
         "--wall-timeout",
         metavar="S",
         type=float,
-        help=f"seconds on the clock per program (default: {WALL_FACTOR:g} times --timeout)",
+        help=f"seconds on the clock per program (default: the run's, or {WALL_FACTOR:g} times --timeout)",
     )
     add("--workers", metavar="N", type=int, default=1, help="programs at once (default: %(default)s)")
     parser.set_defaults(evaluate=run_retry)
@@ -45,7 +45,7 @@ def run_retry(args: argparse.Namespace) -> int:
         raise EvaluationError(f"reports need {error.name}: pip install 'laneformer[eval]'") from None
 
     settings = run_settings(args.folder)
-    if settings.get("suite") not in SUITES:
+    if not isinstance(settings.get("suite"), str) or settings["suite"] not in SUITES:
         raise EvaluationError(f"{args.folder} holds a run of an unknown suite, {settings.get('suite')}")
     suite = load_suite(settings["suite"], args.problems, split=settings.get("split"))
     result = retry_timeouts(

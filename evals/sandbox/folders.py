@@ -13,14 +13,36 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from evals.sandbox.isolation import PROGRAM_USERS
 from evals.sandbox.removal import remove_tree
 from laneformer.errors import EvaluationError
 
 _PREFIX = "evaluate-"
+_SOURCE_ROOT = Path(__file__).resolve().parents[2]
+
+
+def hideable(folder: Path) -> Path:
+    """``folder``, made if need be, which programs must not see: it holds tests and others' solutions.
+
+    Raises EvaluationError where it cannot be made, or holds something that programs need.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EvaluationError(f"the output folder {folder} cannot be used: {error}") from None
+    place = folder.resolve()
+    for needed in (sys.prefix, sys.base_prefix, tempfile.gettempdir(), _SOURCE_ROOT):
+        if Path(needed).resolve().is_relative_to(place):
+            raise EvaluationError(
+                f"the output folder {folder} is hidden from programs, and holds {needed}, which they need: "
+                "use another one"
+            )
+    return folder
 
 
 @contextlib.contextmanager

@@ -108,6 +108,11 @@ def _is_close(found: Any, expected: Any, atol: float) -> bool:
         return False
     import numpy as np  # only here: most problems never need it, and every judge is a fresh interpreter
 
+    try:
+        if np.shape(found) != np.shape(expected):  # or an empty list would be broadcast, and equal anything
+            return False
+    except ValueError:  # lists of several lengths are no array
+        return False
     return bool(np.allclose(found, expected, rtol=_RTOL, atol=atol))
 
 

@@ -19,6 +19,7 @@ from evals.evaluate import evaluate_suite
 from evals.generate import CanonicalGenerator, EngineGenerator
 from evals.problems import Problem
 from evals.records import CompletionRecord, RunFolder, read_prompts
+from evals.sandbox.folders import hideable
 from evals.sandbox.runner import Sandbox
 from evals.suites import Suite
 from laneformer.errors import EvaluationError
@@ -167,11 +168,11 @@ def test_programs_cannot_read_the_tests_in_the_output_folder() -> None:
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         Path(name, "report.html").write_text("the tests of an earlier report")
-        reading = " + ".join(f"open('{name}/{file}').read()" for file in ("prompts.jsonl", "report.html"))
-        program = f"    return 2 if {reading} == '' else 0\n"
+        program = f"    import os\n    return 2 if os.listdir({name!r}) == [] else 0\n"
 
         class Writer:
             def generate_text(self, prompt: str, **_: Any) -> Any:
+                assert Path(name, "prompts.jsonl").exists()
                 yield program
 
         problem = Problem("Small/0", PROMPT, "f", TEST, "")
@@ -179,3 +180,62 @@ def test_programs_cannot_read_the_tests_in_the_output_folder() -> None:
     if not result.isolation["read_only_files"]:
         pytest.skip("no private mounts here")
     assert result.samples[0].status == "passed"
+
+
+# Finds the folder of the run by its mount, and in it what another sample of the problem did.
+COPY = """    import json
+    for line in open('/proc/self/mountinfo'):
+        folder = line.split()[4].removesuffix('/prompts.jsonl')
+        for name in ('samples.jsonl', 'completions.jsonl'):
+            try:
+                for text in open(f'{folder}/{name}'):
+                    return eval(json.loads(text)['completion'].strip().removeprefix('return '))
+            except OSError:
+                pass
+    return None
+"""
+
+
+def test_programs_cannot_copy_other_samples() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        texts = ["    return x + 1\n", COPY]
+
+        class Writer:
+            def generate_text(self, prompt: str, **_: Any) -> Any:
+                judged = Path(name, "samples.jsonl")
+                while len(texts) == 1 and not (judged.exists() and "passed" in judged.read_text()):
+                    time.sleep(0.05)
+                yield texts.pop(0)
+
+        result = evaluate_suite(
+            Writer(),
+            Suite("small", (Problem("Small/0", PROMPT, "f", TEST, ""),)),
+            samples_per_problem=2,
+            temperature=0.5,
+            output_dir=name,
+            progress=False,
+        )
+    if not result.isolation["read_only_files"]:
+        pytest.skip("no private mounts here")
+    assert [sample.status for sample in result.samples] == ["passed", "failed"]
+
+
+def test_an_output_folder_around_the_interpreter_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        monkeypatch.setattr("sys.prefix", f"{name}/venv")
+        with pytest.raises(EvaluationError, match="which they need"):
+            hideable(Path(name))
+
+
+def test_limits_that_cannot_be_leave_no_settings_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = Suite("small", (Problem("Small/0", PROMPT, "f", TEST, ""),))
+    monkeypatch.setattr("evals.evaluate.pool_size", _no_memory)
+    with tempfile.TemporaryDirectory() as name:
+        with pytest.raises(EvaluationError, match="no memory"):
+            evaluate_suite(CanonicalGenerator(), suite, output_dir=name, progress=False)
+        assert not os.listdir(name)
+
+
+def _no_memory(*_: Any, **__: Any) -> int:
+    raise EvaluationError("no memory")

@@ -48,6 +48,9 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(EvaluationError, match="No space left"):
             folder.add(_sample(1))
     folder.add(_sample(2))  # space was freed meanwhile
+    with pytest.raises(EvaluationError, match="another evaluation is writing to"):
+        RunFolder(tmp_path, {})
+    folder.close()
     assert [sample.sample for sample in RunFolder(tmp_path, {}).finished] == [0, 2]
 
 

@@ -36,6 +36,9 @@ def _right(
         ([0.1, 0.2 + 1e-9], [0.1, 0.2], 0, True),
         ((0.1, 0.2 + 1e-9), [0.1, 0.2], 0, False),
         ([0.1], [0.1, 0.2], 0, False),
+        ([[]], [0.5], 0, False),  # nothing, which broadcasts to anything
+        ([[1.0, 2.0], [1.0, 2.0]], [1.0, 2.0], 0, False),
+        ([[1.0], [1.0, 2.0]], [1.0, 2.0], 0, False),
         ([1, 2.5 + 1e-9], [1, 2.5], 0, False),  # not all floats
         ([1, 2.5 + 1e-9], [1, 2.5], 1e-6, True),
         (1 + 1e-9, 1, 1e-6, False),  # another type

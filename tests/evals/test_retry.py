@@ -135,6 +135,46 @@ def test_limits_without_sense_are_refused(
     assert not (folder / "retries.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    "change", [{"timeout_seconds": None}, {"timeout_seconds": "x"}, {"memory_bytes": None}, {"suite": [1]}]
+)
+def test_damaged_settings_are_one_error(
+    suite: Suite, folder: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(Writer(suite), suite, folder)
+    summary = _summary(folder)
+    summary["settings"] |= change
+    (folder / "summary.json").write_text(json.dumps(summary))
+    before = (folder / "samples.jsonl").read_bytes()
+    assert main(["retry-timeouts", str(folder)]) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("error:") == 1 and "Traceback" not in printed
+    assert (folder / "samples.jsonl").read_bytes() == before
+
+
+def test_the_run_s_own_limits_are_taken(suite: Suite, folder: Path) -> None:
+    evaluate_suite(
+        Writer(suite),
+        suite,
+        timeout_seconds=0.5,
+        wall_seconds=7.5,
+        workers=1,
+        output_dir=folder,
+        progress=False,
+    )
+    retry_timeouts(folder, suite, progress=False)
+    limits = {(line["timeout_seconds"], line["wall_seconds"]) for line in _lines(folder / "retries.jsonl")}
+    assert limits == {(0.5, 7.5)}
+
+
+def test_a_damaged_report_is_told_before_anything_is_judged(suite: Suite, folder: Path) -> None:
+    _run(Writer(suite), suite, folder)
+    (folder / "report.json").write_text("{}")
+    with pytest.raises(EvaluationError, match=r"report.json is damaged"):
+        retry_timeouts(folder, suite, progress=False)
+    assert not (folder / "retries.jsonl").exists()
+
+
 def test_other_folders_are_refused(suite: Suite, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["retry-timeouts", str(folder)]) == 2
     assert "no summary.json" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
@@ -96,6 +97,35 @@ class Color(IntEnum):
 )
 def test_standard_types_cross_as_what_they_extend(value: Any, expected: Any) -> None:
     assert _same(wire.loads(wire.dumps(value)), expected)
+
+
+class _Count:
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __iter__(self) -> _Count:
+        return self
+
+    def __next__(self) -> int:
+        if self._next == 3:
+            raise StopIteration
+        self._next += 1
+        return self._next
+
+
+@pytest.mark.parametrize(
+    ("value", "items"),
+    [
+        (itertools.chain([1], [2]), [1, 2]),
+        (itertools.islice(itertools.count(), 2), [0, 1]),
+        (itertools.accumulate([1, 2]), [1, 3]),
+        (iter(b"ab"), [97, 98]),
+        (iter("é"), ["é"]),
+        (_Count(), [1, 2, 3]),
+    ],
+)
+def test_iterators_of_all_kinds_cross(value: Any, items: list[Any]) -> None:
+    assert list(wire.loads(wire.dumps(value))) == items
 
 
 def test_iterators_stay_iterators() -> None:
