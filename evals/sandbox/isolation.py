@@ -47,6 +47,16 @@ class Isolation:
     """System calls that no solution needs are refused: see :mod:`evals.sandbox.system_calls`."""
 
 
+def require(isolation: Isolation, kinds: list[str]) -> None:
+    """:class:`IsolationError` where one of ``kinds``, names of the fields of ``isolation``, is not active."""
+    missing = [kind for kind in kinds if not getattr(isolation, kind)]
+    if missing:
+        raise IsolationError(
+            f"this program would have run without {', '.join(missing)}, which the first program had; "
+            "see what the machine ran out of (memory, namespaces, mounts), then give the same command again"
+        )
+
+
 def enter_namespaces(isolation: Isolation) -> bool:
     """Unshares what the kernel permits; True when there are private mounts to set up.
 
@@ -81,16 +91,14 @@ def enter_namespaces(isolation: Isolation) -> bool:
 def set_up_mounts(isolation: Isolation, folder: str, hidden: list[str]) -> None:
     """Mounts an empty, bounded ``folder``, covers ``hidden`` and makes all the rest read-only.
 
+    Paths in ``hidden`` that do not exist, or no longer, are left out.
     Called in the first process of the new process namespace, so that /proc shows only that one.
     """
     try:
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
         linux.mount("tmpfs", folder, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, _FOLDER_OPTIONS)
         for path in hidden:
-            if os.path.isdir(path):
-                linux.mount("tmpfs", path, "tmpfs", 0, "size=4k,mode=0755")
-            else:
-                linux.mount(os.devnull, path, None, linux.MS_BIND)
+            _cover(path)
         if os.getuid() == 0:
             _require_reachable(folder)
             _uncover([sys.base_prefix, sys.prefix], spare=Path(folder))
@@ -109,6 +117,18 @@ def set_up_mounts(isolation: Isolation, folder: str, hidden: list[str]) -> None:
         isolation.read_only_files = True
     except OSError:
         pass
+
+
+def _cover(path: str) -> None:
+    try:
+        if os.path.isdir(path):
+            linux.mount("tmpfs", path, "tmpfs", 0, "size=4k,mode=0755")
+        else:
+            linux.mount(os.devnull, path, None, linux.MS_BIND)
+    except OSError:
+        # Asked afterwards, for it may vanish at any time.  One that stays visible is not passed over.
+        if os.path.exists(path):
+            raise
 
 
 def _closed_ancestor(path: Path) -> Path | None:

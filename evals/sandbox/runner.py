@@ -162,8 +162,10 @@ class Sandbox:
         if sys.platform != "linux":
             raise EvaluationError(f"the sandbox needs Linux, and this is {sys.platform}")
         self.limits = limits or Limits()
-        self._hidden = [str(path.resolve()) for path in hidden_paths if path.exists()]
+        # Those that do not exist yet are hidden from the programs that run when they do.
+        self._hidden = [str(path.resolve()) for path in hidden_paths]
         self._namespaces = namespaces
+        self._required: list[str] = []
 
     def run(self, program: str | None, problem: Problem) -> Verdict:
         """Judges ``program``; None stands for a completion without code.
@@ -175,11 +177,15 @@ class Sandbox:
         return self._run(program, problem)[0]
 
     def isolation(self) -> dict[str, bool]:
-        """Which kinds of isolation are active on this machine, by the names of ``Isolation``'s fields."""
+        """Which kinds of isolation are active on this machine, by the names of ``Isolation``'s fields.
+
+        From here on, a program that would have less is not started: :meth:`run` raises EvaluationError.
+        """
         problem = Problem("probe", "def probe():\n", "probe", "def check(candidate):\n    candidate()\n", "")
         verdict, active = self._run("def probe():\n    pass\n", problem)
         if verdict.status != "passed":
             raise EvaluationError(f"the sandbox does not work here: {verdict.status}, {verdict.detail}")
+        self._required = [kind for kind, is_active in active.items() if is_active]
         return active
 
     def _run(self, program: str, problem: Problem) -> tuple[Verdict, dict[str, bool]]:
@@ -195,6 +201,7 @@ class Sandbox:
             "folder": folder,
             "hidden": self._hidden,
             "namespaces": self._namespaces,
+            "required": self._required,
             "channel": candidate_channel.fileno(),
             "program": program,
             "entry_point": problem.called,

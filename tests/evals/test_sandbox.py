@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from evals.problems import Problem
+from evals.sandbox import isolation
 from evals.sandbox.runner import Limits, Sandbox, Verdict, decide
 from laneformer.errors import EvaluationError
 
@@ -334,6 +335,34 @@ def test_hidden_paths_are_hidden(judge: Any) -> None:
             (folder / name).unlink(missing_ok=True)
         (folder / "inner").rmdir()
         folder.rmdir()
+
+
+def test_a_hidden_path_that_vanishes_takes_no_isolation_away(increment: Problem, tmp_path: Path) -> None:
+    for name in ("kept", "vanishes"):
+        (tmp_path / name).write_text("answers")
+    sandbox = Sandbox(hidden_paths=[tmp_path / "vanishes", tmp_path / "kept"])
+    before = sandbox.isolation()
+    (tmp_path / "vanishes").unlink()
+    assert sandbox.isolation() == before
+
+
+def test_a_program_with_less_isolation_than_was_found_is_not_run(increment: Problem, tmp_path: Path) -> None:
+    sandbox = Sandbox()
+    if not sandbox.isolation()["read_only_files"]:
+        pytest.skip("there is nothing to lose here")
+    mark = tmp_path / "mark"
+    tmp_path.chmod(0o777)
+    sandbox._namespaces = False
+    with pytest.raises(EvaluationError, match=r"without .*read_only_files|who cannot enter"):
+        sandbox.run(f"open({str(mark)!r}, 'w').close()\n" + RIGHT, increment)
+    assert not mark.exists()
+
+
+def test_isolation_that_is_required() -> None:
+    active = isolation.Isolation(network=True, processes=True)
+    isolation.require(active, ["network", "processes"])
+    with pytest.raises(isolation.IsolationError, match="without system_calls, which"):
+        isolation.require(active, ["network", "system_calls"])
 
 
 def test_only_the_nonce_and_a_kept_folder_make_a_pass() -> None:
