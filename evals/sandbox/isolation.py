@@ -18,6 +18,8 @@ from evals.sandbox import linux
 # The unprivileged users that programs run as when the evaluation runs as root: a range that
 # distributions leave free.  Process ids spread concurrent programs over it.
 PROGRAM_USERS = range(60000, 61000)
+# Mapped as a file, it is the anonymous shared memory that the filter of system calls refuses.
+_ZEROS = "/dev/zero"
 # Contents of the program's folder, and files in it.
 _FOLDER_OPTIONS = "size=256m,nr_inodes=16k,mode=0755"
 
@@ -89,7 +91,7 @@ def enter_namespaces(isolation: Isolation) -> bool:
 
 
 def set_up_mounts(isolation: Isolation, folder: str, hidden: list[str]) -> None:
-    """Mounts an empty, bounded ``folder``, covers ``hidden`` and makes all the rest read-only.
+    """Mounts an empty, bounded ``folder``, covers ``hidden`` and /dev/zero and makes all the rest read-only.
 
     Paths in ``hidden`` that do not exist, or no longer, are left out.
     Called in the first process of the new process namespace, so that /proc shows only that one.
@@ -97,7 +99,7 @@ def set_up_mounts(isolation: Isolation, folder: str, hidden: list[str]) -> None:
     try:
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
         linux.mount("tmpfs", folder, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, _FOLDER_OPTIONS)
-        for path in hidden:
+        for path in (*hidden, _ZEROS):
             _cover(path)
         if os.getuid() == 0:
             _require_reachable(folder)
