@@ -44,6 +44,8 @@ _SOURCE_ROOT = str(Path(__file__).resolve().parents[2])
 _START_SECONDS = 300.0
 _END_SECONDS = 5.0
 _STOP_SECONDS = 60.0
+# Of what our processes report: a detail of the judge's is its longest part.
+_MAX_LINE_BYTES = 1 << 20
 # What a fair judge needs beyond the largest value that the candidate may send it.
 _JUDGE_EXTRA_BYTES = 1 << 30
 
@@ -81,15 +83,23 @@ class Verdict:
 
 
 class _Lines:
-    """Reads JSON lines from a pipe with a deadline."""
+    """Reads JSON lines of at most ``_MAX_LINE_BYTES`` from a pipe with a deadline."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._descriptor = pipe.fileno()
-        self._buffer = b""
+        self._buffer = bytearray()
 
     def next(self, deadline: float) -> dict[str, Any] | None:
-        """The next line; None at the end of the pipe; TimeoutError after ``deadline`` (monotonic)."""
-        while b"\n" not in self._buffer:
+        """The next line; TimeoutError after ``deadline`` (monotonic).
+
+        None at the end of the pipe, and instead of a line that is too long: whoever writes one does not do
+        what our processes do, and nothing that it says counts.
+        """
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            if searched > _MAX_LINE_BYTES:
+                return None
             remaining = deadline - time.monotonic()
             poller = select.poll()  # Not select(): descriptors of a training run may exceed 1023.
             poller.register(self._descriptor, select.POLLIN)
@@ -99,7 +109,8 @@ class _Lines:
             if not data:
                 return None
             self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
         return dict(json.loads(line))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import pytest
 
 from evals.problems import Problem
 from evals.sandbox import isolation
-from evals.sandbox.runner import Limits, Sandbox, Verdict, decide
+from evals.sandbox.runner import Limits, Sandbox, Verdict, _Lines, decide
 from laneformer.errors import EvaluationError
 
 RIGHT = "def f(x):\n    return x + 1\n"
@@ -376,6 +377,30 @@ def test_only_the_nonce_and_a_kept_folder_make_a_pass() -> None:
     assert decide(None, ended, "right")[0] == "failed"
     assert decide({"outcome": "gone"}, ended | {"why": "time"}, "")[0] == "timeout"
     assert decide({"outcome": "gone"}, ended | {"why": "memory"}, "")[0] == "memory"
+
+
+def test_lines_are_read_whole_and_only_up_to_a_length() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as source:
+        lines = _Lines(source)
+        os.write(writing, b'{"a": 1}\n{"b": ')
+        assert lines.next(time.monotonic() + 5) == {"a": 1}
+        with pytest.raises(TimeoutError):
+            lines.next(time.monotonic() + 0.01)
+        os.write(writing, b'2}\n{"c": 3}\n')
+        assert lines.next(time.monotonic() + 5) == {"b": 2}
+        assert lines.next(time.monotonic() + 5) == {"c": 3}
+
+        def flood() -> None:
+            with os.fdopen(writing, "wb") as sink, contextlib.suppress(BrokenPipeError):
+                sink.write(b" " * (64 << 20))
+
+        writer = threading.Thread(target=flood)
+        writer.start()
+        start = time.process_time()
+        assert lines.next(time.monotonic() + 60) is None
+        assert time.process_time() - start < 1.0
+    writer.join()
 
 
 def test_sandboxes_run_side_by_side(increment: Problem) -> None:

@@ -89,9 +89,10 @@ def test_zeros_cannot_be_mapped_either(judge: Run) -> None:
         "import ctypes\n    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda y: y + 1)(x)",
         "import os\n    child = os.fork()\n    if child == 0: os._exit(x + 1)\n"
         "    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])",
-        "import mmap\n    m = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n    m[0] = x + 1\n    return m[0]",
+        "import mmap\n    m = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "    m[0] = x + 1\n    return m[0]",
         "import socket\n    a, b = socket.socketpair()\n    a.send(bytes([x + 1]))\n    return b.recv(1)[0]",
-        "import socket\n    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)\n"
+        "import socket as s\n    a, b = s.socketpair(s.AF_UNIX, s.SOCK_SEQPACKET | s.SOCK_NONBLOCK)\n"
         "    a.send(bytes([x + 1]))\n    return b.recv(1)[0]",
         "import mmap\n    with open('file', 'wb+') as file:\n        file.truncate(4096)\n"
         "        m = mmap.mmap(file.fileno(), 4096)\n        m[0] = x + 1\n        return m[0]",
