@@ -4,6 +4,9 @@
         ...                        # a fresh, empty folder
     remove_abandoned()             # those whose evaluation is no more
 
+The folder lies in another one, which belongs to the evaluation's user: so a program that runs as somebody
+else can neither rename it nor put something else in its place.
+
 Whoever uses a folder holds a lock on it, which the kernel lets go when that process ends, however it ends.
 So a folder without a lock belongs to nobody, whatever the process ids say.
 """
@@ -18,11 +21,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from evals.sandbox.isolation import PROGRAM_USERS
 from evals.sandbox.removal import remove_tree
 from laneformer.errors import EvaluationError
 
 _PREFIX = "evaluate-"
+_INNER = "program"
 _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,17 +52,19 @@ def hideable(folder: Path) -> Path:
 def program_folder() -> Iterator[str]:
     """A new folder below the folder for temporary files, removed at the end with all that is in it.
 
-    Raises EvaluationError where none can be made.
+    Raises EvaluationError where none can be made, or where it cannot be removed.
     """
     try:
-        folder, lock = _make()
+        outer, lock = _make()
     except OSError as error:
         raise EvaluationError(f"the sandbox needs a temporary folder: {error}") from None
     try:
-        yield folder
+        yield os.path.join(outer, _INNER)
     finally:
         try:
-            remove_tree(folder)
+            remove_tree(outer)
+        except OSError as error:
+            raise EvaluationError(f"cannot remove {outer}, where a program ran: {error}") from None
         finally:
             os.close(lock)
 
@@ -72,6 +77,8 @@ def _make() -> tuple[str, int]:
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(lock, fcntl.LOCK_EX)
             if os.path.exists(folder):
+                os.mkdir(os.path.join(folder, _INNER), 0o700)
+                os.fchmod(lock, 0o711)  # to be passed by a program's user, and neither read nor written
                 return folder, lock
             os.close(lock)
 
@@ -92,8 +99,7 @@ def remove_abandoned() -> None:
 def _remove_if_abandoned(path: str) -> None:
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        owner = os.fstat(lock).st_uid
-        if owner == os.getuid() or (os.getuid() == 0 and owner in PROGRAM_USERS):
+        if os.fstat(lock).st_uid == os.getuid():
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_tree(path)
     finally:

@@ -18,6 +18,8 @@ from evals.sandbox import linux
 # The unprivileged users that programs run as when the evaluation runs as root: a range that
 # distributions leave free.  Process ids spread concurrent programs over it.
 PROGRAM_USERS = range(60000, 61000)
+# Mapped as a file, it is the anonymous shared memory that the filter of system calls refuses.
+_ZEROS = "/dev/zero"
 # Contents of the program's folder, and files in it.
 _FOLDER_OPTIONS = "size=256m,nr_inodes=16k,mode=0755"
 
@@ -45,6 +47,16 @@ class Isolation:
     """It runs as a user of its own; otherwise as the user who evaluates, without capabilities."""
     system_calls: bool = False
     """System calls that no solution needs are refused: see :mod:`evals.sandbox.system_calls`."""
+
+
+def require(isolation: Isolation, kinds: list[str]) -> None:
+    """:class:`IsolationError` where one of ``kinds``, names of the fields of ``isolation``, is not active."""
+    missing = [kind for kind in kinds if not getattr(isolation, kind)]
+    if missing:
+        raise IsolationError(
+            f"this program would have run without {', '.join(missing)}, which the first program had; "
+            "see what the machine ran out of (memory, namespaces, mounts), then give the same command again"
+        )
 
 
 def enter_namespaces(isolation: Isolation) -> bool:
@@ -79,18 +91,16 @@ def enter_namespaces(isolation: Isolation) -> bool:
 
 
 def set_up_mounts(isolation: Isolation, folder: str, hidden: list[str]) -> None:
-    """Mounts an empty, bounded ``folder``, covers ``hidden`` and makes all the rest read-only.
+    """Mounts an empty, bounded ``folder``, covers ``hidden`` and /dev/zero and makes all the rest read-only.
 
+    Paths in ``hidden`` that do not exist, or no longer, are left out.
     Called in the first process of the new process namespace, so that /proc shows only that one.
     """
     try:
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
         linux.mount("tmpfs", folder, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, _FOLDER_OPTIONS)
-        for path in hidden:
-            if os.path.isdir(path):
-                linux.mount("tmpfs", path, "tmpfs", 0, "size=4k,mode=0755")
-            else:
-                linux.mount(os.devnull, path, None, linux.MS_BIND)
+        for path in (*hidden, _ZEROS):
+            _cover(path)
         if os.getuid() == 0:
             _require_reachable(folder)
             _uncover([sys.base_prefix, sys.prefix], spare=Path(folder))
@@ -109,6 +119,18 @@ def set_up_mounts(isolation: Isolation, folder: str, hidden: list[str]) -> None:
         isolation.read_only_files = True
     except OSError:
         pass
+
+
+def _cover(path: str) -> None:
+    try:
+        if os.path.isdir(path):
+            linux.mount("tmpfs", path, "tmpfs", 0, "size=4k,mode=0755")
+        else:
+            linux.mount(os.devnull, path, None, linux.MS_BIND)
+    except OSError:
+        # Asked afterwards, for it may vanish at any time.  One that stays visible is not passed over.
+        if os.path.exists(path):
+            raise
 
 
 def _closed_ancestor(path: Path) -> Path | None:

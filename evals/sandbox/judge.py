@@ -79,11 +79,12 @@ class Proxy:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
+        self._answered = False
         self.fault: CandidateFault | None = None
 
     def _fail(self, outcome: str, detail: str) -> CandidateFault:
         # Remembered: a test with a bare ``except`` must not turn a fault into a pass.
-        self.fault = CandidateFault(outcome, detail)
+        self.fault = CandidateFault(outcome, one_line(detail))
         return self.fault
 
     def _receive(self) -> list[Any]:
@@ -94,9 +95,13 @@ class Proxy:
         except wire.WireError as error:
             raise self._fail("failed", f"the program sent {error}") from None
         match reply:
-            case ("defined",) | ("returned", _, None | (list() | tuple(), dict())):
+            case ("defined",):
+                return list(reply)
+            case ("returned", _, None | (list() | tuple(), dict())):
+                self._answered = True
                 return list(reply)
             case ("raised", list(names), tuple(args)) if all(isinstance(name, str) for name in names):
+                self._answered = True
                 raise rebuild_exception(names, args)
             case ("opaque", str(what)):
                 raise self._fail("failed", f"the result is not a plain value: {what}")
@@ -122,7 +127,10 @@ class Proxy:
         try:
             request = wire.dumps((args, kwargs))
         except wire.WireError as error:
-            raise self._fail("broken", f"the tests pass {error} to the function") from None
+            # Once the program has answered, what the tests pass may be its own: values that crossed once, in
+            # more brackets.  No program may so make a problem one that cannot be judged.
+            outcome = "failed" if self._answered else "broken"
+            raise self._fail(outcome, f"the tests pass {error} to the function") from None
         self.require_silence()
         # When the candidate is gone, what it sent before that is still to be read.
         with contextlib.suppress(OSError):
@@ -137,13 +145,19 @@ class Proxy:
         return reply[1]
 
 
+def one_line(text: str) -> str:
+    """The beginning of ``text`` on one line of at most 300 characters."""
+    # Cut before it is split: a program may have written megabytes of line ends.
+    return " ".join(text[:1000].split())[:300]
+
+
 def describe(error: BaseException) -> str:
     """One short line: the type and the text of ``error``."""
     try:
-        text = " ".join(str(error).split())
+        text = str(error)
     except Exception:
         text = ""
-    return f"{type(error).__name__}: {text}"[:300].rstrip(": ")
+    return one_line(f"{type(error).__name__}: {text}").rstrip(": ")
 
 
 def preamble(prompt: str) -> str:

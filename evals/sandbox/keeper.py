@@ -108,6 +108,7 @@ def _prepare_candidate(request: dict[str, Any], active: isolation.Isolation) -> 
     _limit_processes(request["limits"]["processes"], request["tasks"], active)
     _limit_resources(request["limits"])
     active.system_calls = system_calls.refuse()
+    isolation.require(active, request["required"])
     _report(event="ready", isolation=asdict(active))
 
     keep = channel.fileno()

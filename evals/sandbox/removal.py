@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 
 
 def remove_tree(folder: str) -> None:
     """Removes ``folder`` with all that is in it; nothing happens when it does not exist.
 
+    Something else in its place, which a program may have put there, is unlinked.  Raises OSError where the
+    kernel refuses, as it does for what belongs to somebody else.
+
     Subfolders are moved up to the top before they are emptied.  So depth costs neither recursion nor
     long paths, and no symbolic link is followed.  Folders that their owner closed are opened first.
     """
     try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            os.unlink(folder)
+            return
+        os.chmod(folder, 0o700)
         top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
         return
     try:
-        os.fchmod(top, 0o700)
         pending = _empty(top, top, 0)
         moved = len(pending)
         while pending:

@@ -44,6 +44,8 @@ _SOURCE_ROOT = str(Path(__file__).resolve().parents[2])
 _START_SECONDS = 300.0
 _END_SECONDS = 5.0
 _STOP_SECONDS = 60.0
+# Of what our processes report: a detail of the judge's is its longest part.
+_MAX_LINE_BYTES = 1 << 20
 # What a fair judge needs beyond the largest value that the candidate may send it.
 _JUDGE_EXTRA_BYTES = 1 << 30
 
@@ -81,15 +83,23 @@ class Verdict:
 
 
 class _Lines:
-    """Reads JSON lines from a pipe with a deadline."""
+    """Reads JSON lines of at most ``_MAX_LINE_BYTES`` from a pipe with a deadline."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._descriptor = pipe.fileno()
-        self._buffer = b""
+        self._buffer = bytearray()
 
     def next(self, deadline: float) -> dict[str, Any] | None:
-        """The next line; None at the end of the pipe; TimeoutError after ``deadline`` (monotonic)."""
-        while b"\n" not in self._buffer:
+        """The next line; TimeoutError after ``deadline`` (monotonic).
+
+        None at the end of the pipe, and instead of a line that is too long: whoever writes one does not do
+        what our processes do, and nothing that it says counts.
+        """
+        searched = 0
+        while (end := self._buffer.find(b"\n", searched)) < 0:
+            searched = len(self._buffer)
+            if searched > _MAX_LINE_BYTES:
+                return None
             remaining = deadline - time.monotonic()
             poller = select.poll()  # Not select(): descriptors of a training run may exceed 1023.
             poller.register(self._descriptor, select.POLLIN)
@@ -99,7 +109,8 @@ class _Lines:
             if not data:
                 return None
             self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
         return dict(json.loads(line))
 
 
@@ -162,8 +173,10 @@ class Sandbox:
         if sys.platform != "linux":
             raise EvaluationError(f"the sandbox needs Linux, and this is {sys.platform}")
         self.limits = limits or Limits()
-        self._hidden = [str(path.resolve()) for path in hidden_paths if path.exists()]
+        # Those that do not exist yet are hidden from the programs that run when they do.
+        self._hidden = [str(path.resolve()) for path in hidden_paths]
         self._namespaces = namespaces
+        self._required: list[str] = []
 
     def run(self, program: str | None, problem: Problem) -> Verdict:
         """Judges ``program``; None stands for a completion without code.
@@ -175,11 +188,15 @@ class Sandbox:
         return self._run(program, problem)[0]
 
     def isolation(self) -> dict[str, bool]:
-        """Which kinds of isolation are active on this machine, by the names of ``Isolation``'s fields."""
+        """Which kinds of isolation are active on this machine, by the names of ``Isolation``'s fields.
+
+        From here on, a program that would have less is not started: :meth:`run` raises EvaluationError.
+        """
         problem = Problem("probe", "def probe():\n", "probe", "def check(candidate):\n    candidate()\n", "")
         verdict, active = self._run("def probe():\n    pass\n", problem)
         if verdict.status != "passed":
             raise EvaluationError(f"the sandbox does not work here: {verdict.status}, {verdict.detail}")
+        self._required = [kind for kind, is_active in active.items() if is_active]
         return active
 
     def _run(self, program: str, problem: Problem) -> tuple[Verdict, dict[str, bool]]:
@@ -195,6 +212,7 @@ class Sandbox:
             "folder": folder,
             "hidden": self._hidden,
             "namespaces": self._namespaces,
+            "required": self._required,
             "channel": candidate_channel.fileno(),
             "program": program,
             "entry_point": problem.called,

@@ -5,7 +5,7 @@
 What is refused reaches beyond the sandbox or is not covered by its limits: debugging other processes, new
 namespaces, mounts, kernel keys, kernel programs, memory that belongs to no process, and sockets of every
 family but the Internet's, which namespaces do not hold (Unix sockets in the file system, virtual machine
-sockets).  Pairs of Unix sockets stay: asyncio needs them.  A refused call fails with EPERM.
+sockets).  Pairs of connected Unix sockets stay: asyncio needs them.  A refused call fails with EPERM.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ _REFUSED = {
     "semget": 64,
     "msgget": 68,
     "mq_open": 240,
+    "vmsplice": 278,  # pages that a pipe keeps after the process has given them up
     # the kernel itself
     "add_key": 248,
     "request_key": 249,
@@ -74,14 +75,20 @@ _REFUSED = {
     "iopl": 172,
     "ioperm": 173,
 }
-_CLONE, _CLONE3, _SOCKET = 56, 435, 41
+_MMAP, _SOCKET, _SOCKETPAIR, _CLONE, _CLONE3 = 9, 41, 53, 56, 435
 _NEW_NAMESPACES = 0x7E020000  # every CLONE_NEW* that clone takes
 _FAMILIES = (2, 10, 16)  # IPv4, IPv6, and netlink, through which interfaces are listed
+_UNIX = 1
+# The others, datagrams and raw ones, are not bound to their other end: sendto() reaches any socket from them.
+_PAIR_KINDS = (1, 5)  # SOCK_STREAM, SOCK_SEQPACKET
+_KIND_BITS = 0xF  # of a socket's type; the rest are flags
+# What is written to such memory stays when all but a page of it is unmapped, and then no process has it.
+_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
 
-# struct seccomp_data
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16
+# struct seccomp_data; of the arguments, eight bytes each, the low halves
+_NUMBER, _ARCH, _FIRST_ARGUMENT, _SECOND_ARGUMENT, _FOURTH_ARGUMENT = 0, 4, 16, 24, 40
 # Classic BPF
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 
 Instruction = tuple[int, int, int, int]
@@ -104,6 +111,7 @@ def refuse() -> bool:
 
 def _program() -> list[Instruction]:
     refused = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+    allowed = (_RETURN, 0, 0, _ALLOW)
     lines: list[Instruction] = [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 1, 0, _ARCHITECTURE),
@@ -121,14 +129,37 @@ def _program() -> list[Instruction]:
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_ANY_BIT, 0, 1, _NEW_NAMESPACES),
         refused,
-        (_RETURN, 0, 0, _ALLOW),
+        allowed,
     ]
-    families = [(_EQUAL, len(_FAMILIES) - place, 0, family) for place, family in enumerate(_FAMILIES)]
     lines += [
-        (_EQUAL, 0, len(_FAMILIES) + 2, _SOCKET),
-        (_LOAD, 0, 0, _FIRST_ARGUMENT),
-        *families,
+        (_EQUAL, 0, 5, _MMAP),
+        (_LOAD, 0, 0, _FOURTH_ARGUMENT),
+        (_ANY_BIT, 0, 2, _MAP_SHARED),
+        (_ANY_BIT, 0, 1, _MAP_ANONYMOUS),
         refused,
-        (_RETURN, 0, 0, _ALLOW),
+        allowed,
     ]
-    return lines
+    lines += [
+        (_EQUAL, 0, len(_FAMILIES) + 3, _SOCKET),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        *_one_of(_FAMILIES),
+        refused,
+        allowed,
+    ]
+    lines += [
+        (_EQUAL, 0, len(_PAIR_KINDS) + 7, _SOCKETPAIR),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_EQUAL, 1, 0, _UNIX),
+        refused,
+        (_LOAD, 0, 0, _SECOND_ARGUMENT),
+        (_AND, 0, 0, _KIND_BITS),
+        *_one_of(_PAIR_KINDS),
+        refused,
+        allowed,
+    ]
+    return [*lines, allowed]
+
+
+def _one_of(values: tuple[int, ...]) -> list[Instruction]:
+    """Goes on at the second instruction after these where one of ``values`` is loaded, else at the first."""
+    return [(_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]

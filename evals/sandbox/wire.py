@@ -38,16 +38,20 @@ class WireError(Exception):
     """A value that cannot cross, or bytes that are not a value."""
 
 
+def _require_bounded(depth: int, nodes: int) -> None:
+    if depth > MAX_DEPTH:
+        raise WireError(f"a value nested deeper than {MAX_DEPTH} levels")
+    if nodes > MAX_NODES:
+        raise WireError(f"a value of more than {MAX_NODES} items")
+
+
 class _Encoder:
     def __init__(self) -> None:
         self.nodes = 0
 
     def encode(self, value: Any, depth: int = 0) -> Any:
         self.nodes += 1
-        if depth > MAX_DEPTH:
-            raise WireError(f"a value nested deeper than {MAX_DEPTH} levels")
-        if self.nodes > MAX_NODES:
-            raise WireError(f"a value of more than {MAX_NODES} items")
+        _require_bounded(depth, self.nodes)
         kind = type(value)
         if value is None or kind is bool or kind is str or kind is float:
             return value
@@ -132,19 +136,30 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _decode(node: Any) -> Any:
-    if not isinstance(node, list):
-        return node
-    tag, payload = node
-    if tag in _SEQUENCES:
-        return _SEQUENCES[tag](_decode(item) for item in payload)
-    if tag == "dict":
-        return {_decode(key): _decode(value) for key, value in payload}
-    if tag == "iterator":
-        return iter([_decode(item) for item in payload])
-    if tag == "range":
-        return range(*(_decode(part) for part in payload))
-    return _SCALARS[tag](payload)
+class _Decoder:
+    """Undoes what :class:`_Encoder` does, within the same bounds."""
+
+    def __init__(self) -> None:
+        self.nodes = 0
+
+    def decode(self, node: Any, depth: int = 0) -> Any:
+        self.nodes += 1
+        _require_bounded(depth, self.nodes)
+        if not isinstance(node, list):
+            return node
+        tag, payload = node
+        if tag in _SEQUENCES:
+            return _SEQUENCES[tag](self._items(payload, depth))
+        if tag == "dict":
+            return {self.decode(key, depth + 1): self.decode(value, depth + 1) for key, value in payload}
+        if tag == "iterator":
+            return iter(self._items(payload, depth))
+        if tag == "range":
+            return range(*self._items(payload, depth))
+        return _SCALARS[tag](payload)
+
+    def _items(self, nodes: Iterable[Any], depth: int) -> list[Any]:
+        return [self.decode(node, depth + 1) for node in nodes]
 
 
 def dumps(value: Any) -> bytes:
@@ -156,9 +171,9 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Decodes bytes from an untrusted sender; :class:`WireError` when they are not a value."""
+    """Decodes bytes from an untrusted sender; :class:`WireError` when they are no value within the bounds."""
     try:
-        return _decode(_refuse_objects(json.loads(data)))
+        return _Decoder().decode(_refuse_objects(json.loads(data)))
     except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, AttributeError) as error:
         raise WireError(f"a malformed message ({type(error).__name__})") from None
 

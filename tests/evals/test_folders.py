@@ -52,7 +52,7 @@ def test_a_folder_in_use_is_left_alone_and_others_go(temporary_folder: Path) -> 
     (temporary_folder / "other").mkdir()
     with program_folder() as folder:
         remove_abandoned()
-        names = {"evaluate-file", "evaluate-link", "elsewhere", "other", Path(folder).name}
+        names = {"evaluate-file", "evaluate-link", "elsewhere", "other", Path(folder).parent.name}
         assert {path.name for path in temporary_folder.iterdir()} == names
     assert not Path(folder).exists()
 
@@ -72,8 +72,8 @@ def test_a_folder_that_another_evaluation_took_for_abandoned_is_made_anew(
     monkeypatch.setattr(tempfile, "mkdtemp", interrupted)
     with program_folder() as folder:
         assert len(made) == 2
-        assert folder == made[1]
-        assert [str(path) for path in temporary_folder.iterdir()] == [folder]
+        assert Path(folder).parent == Path(made[1])
+        assert [str(path) for path in temporary_folder.iterdir()] == [made[1]]
 
 
 def test_without_a_place_for_folders_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +81,53 @@ def test_without_a_place_for_folders_there_is_an_error(monkeypatch: pytest.Monke
     remove_abandoned()
     with pytest.raises(EvaluationError, match="needs a temporary folder"), program_folder():
         pass
+
+
+def test_the_folder_around_a_program_s_can_be_passed_and_nothing_else(temporary_folder: Path) -> None:
+    with program_folder() as folder:
+        outer = Path(folder).parent
+        assert outer.parent == temporary_folder
+        assert outer.stat().st_mode & 0o777 == 0o711
+        assert outer.stat().st_uid == os.getuid()
+        assert os.listdir(outer) == [Path(folder).name]
+        assert not os.listdir(folder)
+
+
+def test_a_program_cannot_put_another_folder_in_place_of_its_own(temporary_folder: Path) -> None:
+    """Not even where anybody may make folders, and the owner of one may rename it."""
+    if os.getuid() != 0:
+        pytest.skip("only root runs programs as another user")
+    temporary_folder.chmod(0o1777)
+    with program_folder() as folder:
+        os.chown(folder, 60000, 60000)
+        attempt = 'cd "$1" && touch file && ! mv "$1" "$1"x && ! mv "$2" "$2"x'
+        command = ["/bin/sh", "-c", attempt, "sh", folder, str(Path(folder).parent)]
+        assert subprocess.run(command, user=60000, group=60000, extra_groups=[]).returncode == 0
+    assert not list(temporary_folder.iterdir())
+
+
+def test_a_link_in_place_of_a_folder_goes_and_what_it_points_to_stays(temporary_folder: Path) -> None:
+    (temporary_folder / "elsewhere").mkdir()
+    (temporary_folder / "elsewhere" / "kept").touch()
+    with program_folder() as folder:
+        outer = Path(folder).parent
+        outer.rename(temporary_folder / "evaluate-renamed")
+        outer.symlink_to(temporary_folder / "elsewhere")
+    assert not outer.is_symlink()
+    remove_abandoned()
+    assert [path.name for path in temporary_folder.rglob("*")] == ["elsewhere", "kept"]
+
+
+def test_a_folder_that_cannot_be_removed_is_named(
+    temporary_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(folder: str) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with pytest.raises(EvaluationError) as found, program_folder() as folder:
+        monkeypatch.setattr("evals.sandbox.folders.remove_tree", refused)
+    assert f"cannot remove {Path(folder).parent}, where a program ran" in str(found.value)
+    assert "not permitted" in str(found.value)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from evals.sandbox.judge import rebuild_exception, restore
 from evals.sandbox.runner import Verdict
 from laneformer.errors import EvaluationError
+from tests.evals.cheats.forged import CHANNEL
 
 Run = Callable[..., Verdict]
 
@@ -135,6 +136,58 @@ def test_broken_problems_are_errors_and_not_failures(
 ) -> None:
     with pytest.raises(EvaluationError, match=message):
         judge("def f(x):\n    return 0\n", tests, prompt)
+
+
+FORGER = f"""{CHANNEL}
+def f(x):
+    own = channel()
+    own.sendall(frame(text))
+    own.recv(1 << 16)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "tests"),
+    [
+        ("x[:] = own", "found = []\ncandidate(found)"),
+        ("return own", "found = candidate(0)"),
+        (
+            "raise ValueError(own)",
+            "try:\n    candidate(0)\nexcept ValueError as error:\n    found = error.args",
+        ),
+    ],
+    ids=["changed", "returned", "raised"],
+)
+def test_what_a_program_answers_makes_no_problem_a_broken_one(judge: Run, body: str, tests: str) -> None:
+    program = f"own = []\nfor _ in range(90): own = [own]\ndef f(x):\n    {body}\n"
+    # Deep enough to come back from the program, and in the brackets of the tests too deep to go there again.
+    verdict = judge(program, f"{tests}\nfor _ in range(10): found = [found]\ncandidate(found)")
+    assert verdict.status == "failed", verdict
+    assert "the tests pass a value nested deeper" in verdict.detail
+
+
+def test_a_forged_answer_makes_no_problem_a_broken_one(judge: Run) -> None:
+    deep = '["list",[' * 200 + "]]" * 200
+    forged = f"""text = '["tuple",["returned",{deep},null]]'\n"""
+    verdict = judge(forged + FORGER, "candidate(candidate(0))")
+    assert verdict.status == "failed", verdict
+    assert "sent a value nested deeper" in verdict.detail
+
+
+def test_details_are_one_short_line(judge: Run) -> None:
+    program = "def f(x):\n    return type('a\\n' * 10**6, (), {})()\n"
+    verdict = judge(program, "candidate(0)")
+    assert verdict.status == "failed"
+    assert verdict.detail.startswith("the result is not a plain value: a value of type a a a")
+    assert len(verdict.detail) <= 300 and "\n" not in verdict.detail
+    forged = """text = '["tuple",["opaque","' + 'a' * (8 << 20) + '"]]'\n"""
+    verdict = judge(forged + FORGER, "candidate(0)")
+    assert verdict.status == "failed"
+    assert verdict.detail.startswith("the result is not a plain value")
+    assert len(verdict.detail) <= 300 and "\n" not in verdict.detail
+    verdict = judge("def f(x):\n    raise ValueError('a\\n' * 500)\n", "candidate(0)")
+    assert verdict.detail.startswith("ValueError: a a a")
+    assert len(verdict.detail) <= 300
 
 
 @pytest.mark.parametrize(

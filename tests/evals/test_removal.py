@@ -34,5 +34,26 @@ def test_removes_deep_closed_and_linked_folders(tmp_path: Path) -> None:
     assert (outside / "kept").exists()
 
 
+def test_what_is_no_folder_is_unlinked(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "kept").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "dangling").symlink_to(tmp_path / "absent")
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "dangling", "file", "pipe"):
+        remove_tree(str(tmp_path / name))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "outside"]
+
+
+def test_a_closed_folder_is_opened(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").touch()
+    folder.chmod(0)
+    remove_tree(str(folder))
+    assert not folder.exists()
+
+
 def test_a_folder_that_is_gone_is_no_error(tmp_path: Path) -> None:
     remove_tree(str(tmp_path / "absent"))

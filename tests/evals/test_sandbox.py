@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from evals.problems import Problem
-from evals.sandbox.runner import Limits, Sandbox, Verdict, decide
+from evals.sandbox import isolation
+from evals.sandbox.runner import Limits, Sandbox, Verdict, _Lines, decide
 from laneformer.errors import EvaluationError
 
 RIGHT = "def f(x):\n    return x + 1\n"
@@ -336,6 +338,34 @@ def test_hidden_paths_are_hidden(judge: Any) -> None:
         folder.rmdir()
 
 
+def test_a_hidden_path_that_vanishes_takes_no_isolation_away(increment: Problem, tmp_path: Path) -> None:
+    for name in ("kept", "vanishes"):
+        (tmp_path / name).write_text("answers")
+    sandbox = Sandbox(hidden_paths=[tmp_path / "vanishes", tmp_path / "kept"])
+    before = sandbox.isolation()
+    (tmp_path / "vanishes").unlink()
+    assert sandbox.isolation() == before
+
+
+def test_a_program_with_less_isolation_than_was_found_is_not_run(increment: Problem, tmp_path: Path) -> None:
+    sandbox = Sandbox()
+    if not sandbox.isolation()["read_only_files"]:
+        pytest.skip("there is nothing to lose here")
+    mark = tmp_path / "mark"
+    tmp_path.chmod(0o777)
+    sandbox._namespaces = False
+    with pytest.raises(EvaluationError, match=r"without .*read_only_files|who cannot enter"):
+        sandbox.run(f"open({str(mark)!r}, 'w').close()\n" + RIGHT, increment)
+    assert not mark.exists()
+
+
+def test_isolation_that_is_required() -> None:
+    active = isolation.Isolation(network=True, processes=True)
+    isolation.require(active, ["network", "processes"])
+    with pytest.raises(isolation.IsolationError, match="without system_calls, which"):
+        isolation.require(active, ["network", "system_calls"])
+
+
 def test_only_the_nonce_and_a_kept_folder_make_a_pass() -> None:
     ended = {"code": None, "signal": 9, "why": "stopped", "folder_kept": True}
     passed = {"outcome": "passed", "nonce": "right"}
@@ -347,6 +377,30 @@ def test_only_the_nonce_and_a_kept_folder_make_a_pass() -> None:
     assert decide(None, ended, "right")[0] == "failed"
     assert decide({"outcome": "gone"}, ended | {"why": "time"}, "")[0] == "timeout"
     assert decide({"outcome": "gone"}, ended | {"why": "memory"}, "")[0] == "memory"
+
+
+def test_lines_are_read_whole_and_only_up_to_a_length() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as source:
+        lines = _Lines(source)
+        os.write(writing, b'{"a": 1}\n{"b": ')
+        assert lines.next(time.monotonic() + 5) == {"a": 1}
+        with pytest.raises(TimeoutError):
+            lines.next(time.monotonic() + 0.01)
+        os.write(writing, b'2}\n{"c": 3}\n')
+        assert lines.next(time.monotonic() + 5) == {"b": 2}
+        assert lines.next(time.monotonic() + 5) == {"c": 3}
+
+        def flood() -> None:
+            with os.fdopen(writing, "wb") as sink, contextlib.suppress(BrokenPipeError):
+                sink.write(b" " * (64 << 20))
+
+        writer = threading.Thread(target=flood)
+        writer.start()
+        start = time.process_time()
+        assert lines.next(time.monotonic() + 60) is None
+        assert time.process_time() - start < 1.0
+    writer.join()
 
 
 def test_sandboxes_run_side_by_side(increment: Problem) -> None:

@@ -55,6 +55,28 @@ def test_sockets_of_other_families_are_refused(judge: Run, family: int) -> None:
     _refused(judge, f"socket.socket({family}, socket.SOCK_STREAM)")
 
 
+@pytest.mark.parametrize("kind", ["DGRAM", "RAW", "DGRAM | socket.SOCK_CLOEXEC", "RDM"])
+def test_pairs_that_reach_other_sockets_are_refused(judge: Run, kind: str) -> None:
+    _refused(judge, f"socket.socketpair(socket.AF_UNIX, socket.SOCK_{kind})")
+
+
+@pytest.mark.parametrize("family", [2, 30, 40])
+def test_pairs_of_other_families_are_refused(judge: Run, family: int) -> None:
+    _refused(judge, f"socket.socketpair({family}, socket.SOCK_STREAM)")
+
+
+@pytest.mark.parametrize("flags", ["mmap.MAP_SHARED", "mmap.MAP_SHARED | mmap.MAP_POPULATE"])
+def test_shared_memory_without_a_file_is_refused(judge: Run, flags: str) -> None:
+    _refused(judge, f"import mmap; mmap.mmap(-1, 4096, {flags} | mmap.MAP_ANONYMOUS)")
+    _refused(judge, "import mmap; mmap.mmap(-1, 4096)")
+
+
+def test_zeros_cannot_be_mapped_either(judge: Run) -> None:
+    if not Sandbox().isolation()["read_only_files"]:
+        pytest.skip("there are no private mounts here")
+    _refused(judge, "import mmap; mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)", errno.ENODEV)
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -67,8 +89,16 @@ def test_sockets_of_other_families_are_refused(judge: Run, family: int) -> None:
         "import ctypes\n    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda y: y + 1)(x)",
         "import os\n    child = os.fork()\n    if child == 0: os._exit(x + 1)\n"
         "    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])",
-        "import mmap\n    m = mmap.mmap(-1, 4096)\n    m[0] = x + 1\n    return m[0]",
+        "import mmap\n    m = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "    m[0] = x + 1\n    return m[0]",
         "import socket\n    a, b = socket.socketpair()\n    a.send(bytes([x + 1]))\n    return b.recv(1)[0]",
+        "import socket as s\n    a, b = s.socketpair(s.AF_UNIX, s.SOCK_SEQPACKET | s.SOCK_NONBLOCK)\n"
+        "    a.send(bytes([x + 1]))\n    return b.recv(1)[0]",
+        "import mmap\n    with open('file', 'wb+') as file:\n        file.truncate(4096)\n"
+        "        m = mmap.mmap(file.fileno(), 4096)\n        m[0] = x + 1\n        return m[0]",
+        "import multiprocessing\n    a, b = multiprocessing.Pipe()\n"
+        "    p = multiprocessing.get_context('fork').Process(target=lambda: b.send(x + 1))\n"
+        "    p.start(); p.join()\n    return a.recv()",
         "import socket\n    socket.socket(socket.AF_INET).close()\n    return x + len(socket.if_nameindex())",
         "import tempfile\n    with tempfile.TemporaryFile() as t: return x + t.write(b'x')",
         "import time\n    time.sleep(0.01)\n    return x + 1",

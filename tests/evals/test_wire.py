@@ -170,6 +170,25 @@ def test_depth_and_size_are_bounded() -> None:
         wire.dumps("x" * (wire.MAX_FRAME_BYTES + 1))
 
 
+def _nested(levels: int) -> bytes:
+    return b'["list",[' * levels + b"]]" * levels
+
+
+def test_depth_and_size_of_what_arrives_are_bounded_alike() -> None:
+    deepest = wire.loads(_nested(wire.MAX_DEPTH + 1))  # the innermost is at the last depth
+    assert wire.dumps(deepest) == _nested(wire.MAX_DEPTH + 1)
+    for levels in (wire.MAX_DEPTH + 2, 300, 20_000):
+        with pytest.raises(wire.WireError, match=r"deeper|RecursionError"):
+            wire.loads(_nested(levels))
+    in_dicts = b'["dict",[[1,' * (wire.MAX_DEPTH + 1) + b"1" + b"]]]" * (wire.MAX_DEPTH + 1)
+    with pytest.raises(wire.WireError, match="deeper"):
+        wire.loads(in_dicts)
+    most = b'["tuple",[' + b"0," * (wire.MAX_NODES - 2) + b"0]]"
+    assert wire.dumps(wire.loads(most)) == most
+    with pytest.raises(wire.WireError, match="items"):
+        wire.loads(most.replace(b"[0,", b"[0,0,", 1))
+
+
 _junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (

@@ -29,7 +29,18 @@ BOMBS: dict[str, tuple[str, tuple[str, ...]]] = {
     "shared_memory": (
         "import mmap, time\nhoard = [mmap.mmap(-1, 60 << 20) for _ in range(8)]\n"
         "for part in hoard: part.write(b'x' * (60 << 20))",
-        ("memory",),
+        ("failed", "memory"),  # Where system calls are not filtered, they count.
+    ),
+    "shared_memory_that_no_process_has": (
+        "import mmap, time\nhoard = []\nfor _ in range(20):\n    hoard.append(mmap.mmap(-1, 60 << 20))\n"
+        "    hoard[-1].write(b'x' * (60 << 20))\n    hoard[-1].resize(4096)",
+        ("failed",),
+    ),
+    "shared_zeros_that_no_process_has": (
+        "import mmap, os, time\nhoard = []\nzeros = os.open('/dev/zero', os.O_RDWR)\nfor _ in range(20):\n"
+        "    hoard.append(mmap.mmap(zeros, 60 << 20))\n"
+        "    hoard[-1].write(b'x' * (60 << 20))\n    hoard[-1].resize(4096)",
+        ("failed",),
     ),
     "one_file": ("open('x', 'wb').write(bytes(65 << 20))", ("failed",)),
     "files": (
