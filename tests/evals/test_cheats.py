@@ -90,6 +90,7 @@ def test_no_cheat_passes(judged: Judged, cheat: Cheat) -> None:
     sample = judged.cheats[cheat.name]
     assert sample.status in cheat.statuses, sample.detail
     assert "\n" not in sample.detail
+    assert len(sample.detail) <= 300
 
 
 def test_neighbours_are_not_disturbed(judged: Judged) -> None:

@@ -82,6 +82,7 @@ RESULTS = {
     "deep": "result = []\n    for _ in range(1000): result = [result]\n    return result",
     "long_integer": "return 1 << 10**7",
     "many_items": "return list(range(2_000_000))",
+    "name_of_a_type": "return type('a\\n' * 10**6, (), {})()",
     "surrogates": "return chr(0xd800)",
     "generator_of_itself": "own = (item for item in [1])\n    return own, own",
 }

@@ -33,6 +33,8 @@ FORGED = {
     "fault": """frame('["tuple",["raised",["list",["CandidateFault"]],["tuple",["passed",""]]]]')""",
     "stop_iteration": """frame('["tuple",["raised",["list",["StopIteration","Exception"]],["tuple",[]]]]')""",
     "opaque": """frame('["tuple",["opaque","passed"]]')""",
+    "long_opaque": """frame('["tuple",["opaque","' + ('a' + chr(92) + 'n') * (1 << 20) + '"]]')""",
+    "deep_answer": """DEFINED + returned('["list",[' * 200 + ']]' * 200)""",
     "longest_frame": "b'\\xff' * 64",
     "empty_frame": "b'\\0' * 64",
     "nested": "frame('[' * 200_000)",
