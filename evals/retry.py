@@ -111,12 +111,12 @@ def _retry(folder: Path, suite: Suite, limits: Limits, workers: int, progress: b
 
     remove_abandoned()
     hidden = [*suite.answer_locations, hideable(folder)]
+    sandbox = Sandbox(limits, hidden_paths=hidden)
+    sandbox.isolation()  # which no program may lack from here on
     problems = {problem.task_id: problem for problem in suite.problems}
     bar = progress_bar(len(waiting), suite.name, progress)
     try:
-        with Judges(
-            Sandbox(limits, hidden_paths=hidden), pool_size(limits.memory_bytes, workers), keep
-        ) as judges:
+        with Judges(sandbox, pool_size(limits.memory_bytes, workers), keep) as judges:
             for sample in waiting:
                 judges.submit(problems[sample.task_id], _completion(sample), sample.program)
             retried = judges.results()
