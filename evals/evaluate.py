@@ -191,25 +191,21 @@ def evaluate_suite(
                 written[problem.task_id, sample_index] = completion
                 judges.submit(problem, completion, prompt_format.program(problem, completion.completion))
             judged = judges.results()
-    except BaseException:
+        samples.update({(sample.task_id, sample.sample): sample for sample in judged})
+        ordered = [
+            samples[problem.task_id, index] for problem in problems for index in range(samples_per_problem)
+        ]
+        if all(sample.status == "no-code" and sample.detail != NO_CODE for sample in ordered):
+            raise EvaluationError(f"the model could not take any of the prompts: {ordered[0].detail}")
+        result = _result(ordered, problems, samples_per_problem, ks, isolation, written.values())
         if folder is not None:
-            folder.close()
-        raise
+            retried = len({(retry.task_id, retry.sample) for retry in folder.retries})
+            folder.write_summary({"complete": True, **_summary(result), "retried_timeouts": retried})
     finally:
         if bar is not None:
             bar.close()
-    samples.update({(sample.task_id, sample.sample): sample for sample in judged})
-
-    ordered = [
-        samples[problem.task_id, index] for problem in problems for index in range(samples_per_problem)
-    ]
-    if all(sample.status == "no-code" and sample.detail != NO_CODE for sample in ordered):
-        raise EvaluationError(f"the model could not take any of the prompts: {ordered[0].detail}")
-    result = _result(ordered, problems, samples_per_problem, ks, isolation, written.values())
-    if folder is not None:
-        retried = len({(retry.task_id, retry.sample) for retry in folder.retries})
-        folder.write_summary({"complete": True, **_summary(result), "retried_timeouts": retried})
-        folder.close()
+        if folder is not None:
+            folder.close()
     return result
 
 
