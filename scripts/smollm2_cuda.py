@@ -36,7 +36,7 @@ from infer.bench.machine import versions  # noqa: E402
 from infer.export import export_engine_file  # noqa: E402
 from infer.request import Request  # noqa: E402
 from laneformer.importing import import_checkpoint  # noqa: E402
-from scripts.bench_compare import find_gguf  # noqa: E402
+from scripts.smollm2_file import find_gguf  # noqa: E402
 
 PROMPTS = (
     "def gcd(a, b):\n",

