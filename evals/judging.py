@@ -15,7 +15,7 @@ from evals.records import CompletionRecord, Sample
 from evals.sandbox.runner import Sandbox, Verdict
 from laneformer.errors import EvaluationError
 
-# Of the interpreters that judge one program: 112 MB were measured for an evaluation with two workers
+# Of the interpreters that judge one program: 170 MB were measured for an evaluation with two workers
 # (docs/results/humaneval_verdicts.json).
 _OWN_BYTES = 1 << 26
 _WAIT_SECONDS = 60.0
