@@ -22,7 +22,12 @@ from laneformer.errors import LaneformerError
 
 ENTRY = "laneformer_request"
 ARCHITECTURE = "sm_90a"
-OPTIONS = ("--std=c++17", f"--gpu-architecture={ARCHITECTURE}", "--ptxas-options=-v")
+OPTIONS = (
+    "--std=c++17",
+    f"--gpu-architecture={ARCHITECTURE}",
+    "--ptxas-options=-v",
+    "--fmad=false",  # which products are fused with sums would depend on the number of workers, and so would bits
+)
 
 
 class CudaCompileError(LaneformerError):
