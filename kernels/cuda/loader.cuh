@@ -5,6 +5,10 @@
 // packets, memory goes on: what comes next on the tape is fetched into the L2 cache, as fast as this worker's share of memory
 // gives it and PREFETCH_BYTES ahead at most.
 //
+// What a page costs here is time in one thread in which nothing is loaded, and it must be less than memory takes for the page.
+// So there is one loop for all matrices, what is known of the oldest pages is read before it is needed, and addresses in shared
+// memory are plain numbers.
+//
 // Keys and values of earlier positions come in the same stream.  They were written by math warps of this block; before
 // there could be a slot for them, those warps have, in this order, written them, fenced (fence.proxy.async: generic writes before
 // asynchronous reads), passed a barrier and let go of a later page.  SLOTS is kept below the pages of a step for that.
@@ -17,66 +21,82 @@ namespace laneformer {
 class Loader {
 public:
     __device__ Loader(const Request& request, Shared& shared, Ring ring, int index)
-        : request_(request), shared_(shared), ring_(ring), index_(index), lane_(index / WORKERS), place_(index % WORKERS),
+        : request_(request), shared_(shared), pages_(known_address(ring.pages)), full_(known_address(ring.full)),
+          empty_(known_address(ring.empty)), page_bytes_(known_address(shared.page_bytes)),
+          page_start_(known_address(shared.page_start)), index_(index), lane_(index / WORKERS), place_(index % WORKERS),
           begin_(request.tape + request.run_offset[index]) {}
 
     __device__ void run(int steps) {
         const int chunked = chunked_tokens(request_.prompt_count, request_.all_logits != nullptr);
-        for (int token = 0; token < chunked && going_; token += CHUNK) {  // their attention reads keys and values itself
-            begin_step();
+        for (int step = 0; step < steps && going_;) {
+            const bool alone = step >= chunked;
+            tape_ = begin_;
+            deadline_ = nanoseconds() + request_.stall_nanoseconds;
+#pragma unroll 1
             for (layer_ = 0; layer_ < LAYERS && going_; ++layer_) {
-                matrix<Project>(place_);
-                matrix<Output>(place_);
-                matrix<GateUp>(place_);
-                matrix<Down>(place_);
+#pragma unroll 1
+                for (int part = 0; part < PARTS_OF_LAYER && going_; ++part) {
+                    if (part != KEPT) matrix(part);
+                    else if (alone) keys_and_values(step);  // of a chunk, attention reads them itself
+                }
             }
-        }
-        for (int step = chunked; step < steps && going_; ++step) {
-            begin_step();
-            for (layer_ = 0; layer_ < LAYERS && going_; ++layer_) {
-                matrix<Project>(place_);
-                cache(step);
-                matrix<Output>(place_);
-                matrix<GateUp>(place_);
-                matrix<Down>(place_);
+            if (alone && going_ && (step >= request_.prompt_count - 1 || request_.all_logits)) {
+                matrix(HEAD);
+                end_ = tape_;
             }
-            if (step < request_.prompt_count - 1 && !request_.all_logits) continue;
-            matrix<Head>(SLICED_HEAD ? place_ : index_);
-            end_ = tape_;
+            step = alone ? step + 1 : min(step + CHUNK, chunked);
         }
-        // Nothing may still be on its way into shared memory when the block ends.
+        // Nothing may still be on its way into shared memory when the block ends, also where the request has been given up.
         deadline_ = nanoseconds() + request_.stall_nanoseconds;
-        for (; waited_ != issued_; oldest_.advance(), ++waited_)  // also where the request has been given up
-            while (!barrier_done(ring_.full + oldest_.slot, oldest_.lap) && nanoseconds() < deadline_) {}
+        for (; waited_ != issued_; oldest_.advance(), ++waited_)
+            while (!barrier_done(full(oldest_), oldest_.lap) && nanoseconds() < deadline_) {}
     }
 
 private:
-    __device__ void begin_step() {
-        tape_ = begin_;
-        deadline_ = nanoseconds() + request_.stall_nanoseconds;
-    }
+    enum Part : int { PROJECT, KEPT, OUTPUT, GATE_UP, DOWN, PARTS_OF_LAYER, HEAD = PARTS_OF_LAYER };
+
+    // This worker's pages of a matrix: `blocks` times `pages`, and bytes that each row of tiles has in a page.
+    struct Pages {
+        int tiles, blocks, pages, bytes;
+    };
     template <class M>
-    __device__ void matrix(int worker) {
-        const int tiles = M::tiles(worker);
-        for (int block = 0; block < M::BLOCKS; ++block) {
-            const int rows = M::block_start(tiles, block + 1) - M::block_start(tiles, block);
-            if (rows == 0) continue;
-            const unsigned bytes = rows * M::STEPS_PER_PAGE * TILE_BYTES;
-            for (int page = 0; page < M::PAGES_PER_BLOCK && going_; ++page) {
-                load(tape_, bytes);
+    __device__ static Pages pages_of(int worker) {
+        return {M::tiles(worker), M::BLOCKS, M::PAGES_PER_BLOCK, M::STEPS_PER_PAGE * TILE_BYTES};
+    }
+    __device__ Pages pages_of(int part) const {
+        switch (part) {
+            case PROJECT: return pages_of<Project>(place_);
+            case OUTPUT: return pages_of<Output>(place_);
+            case GATE_UP: return pages_of<GateUp>(place_);
+            case DOWN: return pages_of<Down>(place_);
+            default: return pages_of<Head>(SLICED_HEAD ? place_ : index_);
+        }
+    }
+    __device__ void matrix(int part) {
+        const Pages all = pages_of(part);
+#pragma unroll 1
+        for (int block = 0; block < all.blocks; ++block) {
+            const unsigned bytes = (all.tiles * (block + 1) / all.blocks - all.tiles * block / all.blocks) * all.bytes;
+            if (bytes == 0) continue;
+#pragma unroll 1
+            for (int page = 0; page < all.pages; ++page) {
+                if (!load(tape_, bytes)) return;
                 tape_ += bytes;
                 ahead_ -= min(ahead_, bytes);
             }
         }
     }
-    __device__ void cache(int position) {
+    __device__ void keys_and_values(int position) {
         if (!ready_) wait_prompt();
         const int slots = cache_slots(layer_);
+#pragma unroll 1
         for (int task = first_task(place_); task < first_task(place_ + 1); ++task) {
             const Span span = visible_blocks(layer_, task % SPLITS, position, position);
-            for (int block = span.from, count; block <= span.to && going_; block += count) {
+#pragma unroll 1
+            for (int block = span.from, count; block <= span.to; block += count) {
                 count = blocks_in_page(block, span.to, slots);
-                load(request_.cache + cache_address(request_, layer_, lane_, task, block, slots), count * CACHE_BLOCK_BYTES);
+                const auto* from = request_.cache + cache_address(request_, layer_, lane_, task, block, slots);
+                if (!load(from, count * CACHE_BLOCK_BYTES)) return;
             }
         }
     }
@@ -87,41 +107,46 @@ private:
         asm volatile("fence.proxy.async.global;" ::: "memory");
         ready_ = true;
     }
-    __device__ void load(const unsigned char* from, unsigned bytes) {
+
+    // The next page.  False where the request is over.
+    __device__ bool load(const unsigned char* from, unsigned bytes) {
         // A slot's barrier must be looked at before the slot is used again: two phases later it reads the same.
         while (waited_ != issued_ && (flying_ + bytes > IN_FLIGHT_BYTES || issued_ - waited_ == SLOTS)) wait_oldest();
         const unsigned before = next_.end, place = next_.place(bytes);
         const unsigned start = used_to_ + (place == before ? 0 : RING_BYTES - before);  // counted on and on, skipped bytes too
-        while (released_ != issued_ && (start + bytes - used_from() > RING_BYTES || issued_ - released_ == SLOTS))
-            if (!wait_released()) return;
-        load_page(ring_, next_.slot, place, from, bytes);
-        shared_.page_bytes[next_.slot] = bytes;
-        shared_.page_start[next_.slot] = start;
+        while (released_ != issued_ && (start + bytes - used_from_ > RING_BYTES || issued_ - released_ == SLOTS))
+            if (!wait_released()) return false;
+        load_page(pages_ + place, from, bytes, full(next_));
+        store(page_bytes(next_), bytes);
+        store(page_start(next_), start);
+        if (waited_ == issued_) oldest_bytes_ = bytes;
+        if (released_ == issued_) used_from_ = start;
         used_to_ = start + bytes;
         flying_ += bytes;
         next_.advance();
         ++issued_;
+        return true;
     }
-    __device__ unsigned used_from() const { return shared_.page_start[released_cursor_.slot]; }
     __device__ void wait_oldest() {
         Patience patient(request_.control, deadline_, waiting_place(index_, layer_, AT_PAGE));
-        while (!barrier_done(ring_.full + oldest_.slot, oldest_.lap) && patient.lasts()) {}
-        flying_ -= shared_.page_bytes[oldest_.slot];
+        while (!barrier_done(full(oldest_), oldest_.lap) && patient.lasts()) {}
+        flying_ -= oldest_bytes_;
         oldest_.advance();
         ++waited_;
+        oldest_bytes_ = read(page_bytes(oldest_));  // of no page where none is under way: load() mends it
     }
     // Until the warps have let go of the page that they have had longest.  False where the request is over.
     __device__ bool wait_released() {
-        Patience patient(request_.control, deadline_, waiting_place(index_, layer_, AT_SLOT));
-        while (!barrier_done_now(ring_.empty + released_cursor_.slot, released_cursor_.lap)) {
-            if (*const_cast<volatile unsigned*>(&shared_.ended) || !patient.lasts()) {
-                going_ = false;
-                return false;
-            }
-            prefetch();
+        if (!barrier_done_now(empty(leaving_), leaving_.lap)) {
+            Patience patient(request_.control, deadline_, waiting_place(index_, layer_, AT_SLOT));
+            do {
+                if (*const_cast<volatile unsigned*>(&shared_.ended) || !patient.lasts()) return going_ = false;
+                prefetch();
+            } while (!barrier_done_now(empty(leaving_), leaving_.lap));
         }
-        released_cursor_.advance();
+        leaving_.advance();
         ++released_;
+        used_from_ = read(page_start(leaving_));  // likewise
         return true;
     }
     // The next piece of the tape, which begins again after its end.  Before the end is known there is nothing to do.
@@ -137,16 +162,31 @@ private:
     }
     static constexpr unsigned PIECE_BYTES = 4096;
 
+    __device__ unsigned full(const Cursor& at) const { return full_ + at.slot * 8; }
+    __device__ unsigned empty(const Cursor& at) const { return empty_ + at.slot * 8; }
+    __device__ unsigned page_bytes(const Cursor& at) const { return page_bytes_ + at.slot * 4; }
+    __device__ unsigned page_start(const Cursor& at) const { return page_start_ + at.slot * 4; }
+    __device__ static unsigned read(unsigned address) {
+        unsigned value;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+        return value;
+    }
+    __device__ static void store(unsigned address, unsigned value) {
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+    }
+
     const Request& request_;
     Shared& shared_;
-    const Ring ring_;
+    const unsigned pages_, full_, empty_, page_bytes_, page_start_;  // addresses in shared memory
     const int index_, lane_, place_;
-    const unsigned char* const begin_;       // of the worker's tape
-    const unsigned char* tape_ = nullptr;    // what is loaded next
+    const unsigned char* const begin_;     // of the worker's tape
+    const unsigned char* tape_ = nullptr;  // what is loaded next
     const unsigned char* end_ = nullptr;
-    Cursor next_, oldest_, released_cursor_;
-    unsigned issued_ = 0, waited_ = 0, released_ = 0, flying_ = 0, used_to_ = 0;
-    unsigned ahead_ = 0;  // bytes from `tape_` on that have been fetched into the L2 cache
+    Cursor next_, oldest_, leaving_;
+    unsigned issued_ = 0, waited_ = 0, released_ = 0, flying_ = 0;
+    unsigned used_from_ = 0, used_to_ = 0;  // of the ring, counted on and on: where the oldest page begins, where the newest ends
+    unsigned oldest_bytes_ = 0;             // of the oldest page under way
+    unsigned ahead_ = 0;                    // bytes from `tape_` on that have been fetched into the L2 cache
     long long prefetched_ = 0;
     unsigned long long deadline_ = 0;  // of the step
     int layer_ = 0;

@@ -14,6 +14,13 @@ __device__ inline unsigned shared_address(const void* pointer) {
     return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
+// The same, as a number that the compiler does not work out again wherever it is used.
+__device__ inline unsigned known_address(const void* pointer) {
+    unsigned address = shared_address(pointer);
+    asm volatile("" : "+r"(address));
+    return address;
+}
+
 struct Ring {
     unsigned char* pages;       // [RING_BYTES]
     unsigned long long* full;   // [SLOTS]
@@ -45,32 +52,30 @@ __device__ inline void barrier_init(unsigned long long* barrier, int count) {
 __device__ inline void barrier_arrive(unsigned long long* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-__device__ inline bool barrier_done(unsigned long long* barrier, unsigned parity) {
+__device__ inline bool barrier_done(unsigned barrier, unsigned parity) {
     unsigned done;
     asm volatile(
         "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
         : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
+        : "r"(barrier), "r"(parity)
         : "memory");
     return done != 0;
 }
-__device__ inline bool barrier_done_now(unsigned long long* barrier, unsigned parity) {  // looks, and does not wait
+__device__ inline bool barrier_done_now(unsigned barrier, unsigned parity) {  // looks, and does not wait
     unsigned done;
     asm volatile(
         "{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
         : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(parity)
+        : "r"(barrier), "r"(parity)
         : "memory");
     return done != 0;
 }
-__device__ inline void load_page(const Ring& ring, int slot, unsigned place, const unsigned char* from, unsigned bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(ring.full + slot)), "r"(bytes)
+// `bytes` from `from` on to `to`; the barrier completes with their arrival.
+__device__ inline void load_page(unsigned to, const unsigned char* from, unsigned bytes, unsigned barrier) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+                 "r"(bytes), "r"(barrier)
                  : "memory");
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(ring.pages + place)),
-        "l"(from), "r"(bytes), "r"(shared_address(ring.full + slot))
-        : "memory");
 }
 
 // The eight math warps only.

@@ -103,9 +103,10 @@ struct Worker {
     __device__ Packet* packets(long long region) const { return request.packets + region; }
 
     __device__ const unsigned char* wait_page(unsigned bytes) {
-        if (!barrier_done(ring.full + cursor.slot, cursor.lap)) {
+        const unsigned full = shared_address(ring.full + cursor.slot);
+        if (!barrier_done(full, cursor.lap)) {
             Patience patient = patience(AT_PAGE);
-            while (!barrier_done(ring.full + cursor.slot, cursor.lap) && patient.lasts()) {}
+            while (!barrier_done(full, cursor.lap) && patient.lasts()) {}
         }
         return ring.pages + cursor.place(bytes);
     }
