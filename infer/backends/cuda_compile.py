@@ -26,7 +26,7 @@ OPTIONS = (
     "--std=c++17",
     f"--gpu-architecture={ARCHITECTURE}",
     "--ptxas-options=-v",
-    "--fmad=false",  # which products are fused with sums would depend on the number of workers, and so would bits
+    "--fmad=false",  # what the compiler fuses differs with the number of workers, and so would bits
 )
 
 
@@ -35,10 +35,9 @@ class CudaCompileError(LaneformerError):
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A kernel, and what it takes of a multiprocessor."""
+class Resources:
+    """What kernels take of a multiprocessor, the worst of them."""
 
-    cubin: bytes
     registers: int  # of a thread
     spilled_bytes: int  # stores and loads of registers that did not fit
     static_shared_bytes: int  # beside what a launch asks for
@@ -50,11 +49,11 @@ def compile_kernel(config: LaneformerConfig, kernel: Kernel) -> Path:
     described = hashlib.sha256(repr((sources, header, OPTIONS, version)).encode()).hexdigest()
     path = cache_folder() / "compiled" / f"cuda-{described[:32]}.cubin"
     if not path.exists():
-        built = build(header, sources)
+        cubin, _ = build(header, sources)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_file(path) as file:
-                file.write(built.cubin)
+                file.write(cubin)
         except OSError as error:
             raise CudaCompileError(
                 f"{path}: the compiled kernel cannot be written ({error.strerror}); LANEFORMER_CACHE names "
@@ -74,16 +73,19 @@ def kernel_sources() -> dict[str, str]:
     }
 
 
-def build(header: str, sources: dict[str, str], main: str = "engine.cu") -> Compiled:
-    """Compile ``main`` with ``header`` as its model.cuh.  Raises :class:`CudaCompileError`."""
+def build(header: str, sources: dict[str, str], main: str = "engine.cu") -> tuple[bytes, str]:
+    """Compile ``main`` with ``header`` as its model.cuh: the cubin, and what ptxas said.
+
+    That is nothing where the cubin is from the cache that CUDA keeps itself (``CUDA_CACHE_DISABLE=1``
+    turns it off).  Raises :class:`CudaCompileError`.
+    """
     nvrtc = _nvrtc()
     headers = {name: text for name, text in sources.items() if name != main} | {"model.cuh": header}
     texts, names = [[each.encode() for each in part] for part in (headers.values(), headers)]
     program = nvrtc.createProgram(sources[main], main, texts, names)
     try:
         nvrtc.compileProgram(program, OPTIONS)
-        log = nvrtc.getProgramLog(program)
-        return Compiled(nvrtc.getCUBIN(program), *resources_used(log))
+        return nvrtc.getCUBIN(program), nvrtc.getProgramLog(program)
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(program)
         first = next((line for line in log.splitlines() if "error" in line), str(error))
@@ -92,14 +94,14 @@ def build(header: str, sources: dict[str, str], main: str = "engine.cu") -> Comp
         nvrtc.destroyProgram(program)
 
 
-def resources_used(log: str) -> tuple[int, int, int]:
-    """Most registers, spilled bytes and most static shared memory, from what ``-v`` makes ptxas say."""
+def resources_used(log: str) -> Resources:
+    """What ptxas said.  Raises :class:`CudaCompileError` where that was nothing: see :func:`build`."""
     registers = [int(found) for found in re.findall(r"Used (\d+) registers", log)]
     spills = [int(found) for found in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)]
     shared = [int(found) for found in re.findall(r"(\d+) bytes smem", log)]  # left out where there is none
     if not registers or not spills:
         raise CudaCompileError("NVRTC did not say how many registers the kernel takes")
-    return max(registers), sum(spills), max(shared, default=0)
+    return Resources(max(registers), sum(spills), max(shared, default=0))
 
 
 def nvrtc_version() -> tuple[int, int]:
