@@ -9,11 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from evals.machine import free_memory_bytes, processors
 from evals.problems import Problem
 from evals.records import CompletionRecord, Sample
 from evals.sandbox.runner import Sandbox, Verdict
 from laneformer.errors import EvaluationError
+from laneformer.machine import free_memory_bytes, processors
 
 # Of the interpreters that judge one program: 170 MB were measured for an evaluation with two workers
 # (docs/results/humaneval_verdicts.json).

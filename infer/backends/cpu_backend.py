@@ -18,6 +18,7 @@ import numpy as np
 
 from infer.backends.cpu_compile import CHUNK, compiled_library
 from infer.backends.cpu_library import CRequest, CResult, CSampling, CTables, address, load_library
+from infer.backends.cpu_memory import in_huge_pages
 from infer.backends.cpu_tables import (
     STORED,
     check_context,
@@ -73,7 +74,7 @@ class CpuBackend:
         self._silent_worker = -1  # tests set it
         norms, head_norms = norm_table(config, tape), head_norm_table(config, tape)
         self.weight_bytes_per_token: int | None = tape.index.streamed_bytes + norms.nbytes
-        self._keep, self._tables = self._c_tables(norms, head_norms)
+        self._keep, self._tables = self._c_tables(in_huge_pages(tape.bytes), norms, head_norms)
         self._open()
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
@@ -149,7 +150,9 @@ class CpuBackend:
             raise LaneformerError(f"not enough memory, or no {self.threads} threads, for the CPU back end")
         weakref.finalize(self, _close, self._library, self._engine, self._process, self._keep)
 
-    def _c_tables(self, norms: np.ndarray, head_norms: np.ndarray | None) -> tuple[list[Any], CTables]:
+    def _c_tables(
+        self, weights: np.ndarray, norms: np.ndarray, head_norms: np.ndarray | None
+    ) -> tuple[list[Any], CTables]:
         """The tables that C reads, and what must live as long as they do."""
         config, tape, tables = self.config, self.tape, plan_tables(self.plan, self.tape)
         windows = [config.window(layer) or 0 for layer in range(config.num_hidden_layers)]
@@ -169,7 +172,7 @@ class CpuBackend:
             norm_epsilon=config.norm_eps,
             embedding_stored=STORED[embedding.dtype] if embedding else 0,
             embedding_offset=embedding.offset if embedding else -1,
-            tape=address(tape.bytes),
+            tape=address(weights),
             phase=address(tables.phase),
             lane=address(tables.lane),
             share=address(tables.share),
@@ -182,7 +185,7 @@ class CpuBackend:
             cosines=address(cosines),
             sines=address(sines),
         )
-        return [tape, tables, window, norms, head_norms, cosines, sines], c_tables
+        return [weights, tables, window, norms, head_norms, cosines, sines], c_tables
 
 
 class _Job:

@@ -54,7 +54,9 @@ class Tape:
         expected, found = header["header_size"] + self.index.size, path.stat().st_size
         if header["size"] != self.index.size or found != expected:
             raise CheckpointError(f"{path}: {found} bytes, expected {expected}: the tape was cut short")
-        self.bytes: np.ndarray = np.memmap(path, dtype=np.uint8, mode="r", offset=header["header_size"])
+        self.bytes: np.memmap[Any, Any] = np.memmap(
+            path, dtype=np.uint8, mode="r", offset=header["header_size"]
+        )
 
     def shared(self, name: str) -> np.ndarray:
         """A tensor of the shared run as it is stored; bfloat16 as uint16."""

@@ -18,6 +18,18 @@ constexpr int ROWS_AT_ONCE = 4;
 constexpr int TOKENS_AT_ONCE = 1;
 #endif
 
+// One token uses each weight once, and a processor by itself does not ask for them early enough to keep memory busy.  So its
+// rows ask for what lies this far behind them on the tape, which is what comes next, over the ends of rows and matrices too.
+constexpr int AHEAD_BYTES = 16384;
+
+template <int ROWS, typename Weight>
+inline void ask_ahead(const Weight* rows) {
+    constexpr int LINE = 64, BYTES = ROWS * COLUMN_GROUP * static_cast<int>(sizeof(Weight));
+    const auto* ahead = reinterpret_cast<const char*>(rows) + AHEAD_BYTES;
+#pragma GCC unroll 16
+    for (int line = 0; line < BYTES; line += LINE) __builtin_prefetch(ahead + line, 0, 2);  // to be read, into the second cache
+}
+
 template <int ROWS>
 inline void store_sums(float* to, const Vector* sums) {
 #if LANEFORMER_ISA == LANEFORMER_ISA_AVX512
@@ -41,6 +53,7 @@ inline void multiply_tile(const Weight* rows, int height, const float* inputs, f
         for (int token = 0; token < TOKENS; ++token) sums[row][token] = zero();
 #pragma GCC unroll 1
     for (int column = 0; column < COLUMNS; column += COLUMN_GROUP, rows += height * COLUMN_GROUP) {
+        if constexpr (TOKENS == 1) ask_ahead<ROWS>(rows);
 #pragma GCC unroll 2
         for (int half = 0; half < COLUMN_GROUP; half += VECTOR) {
             Vector input[TOKENS];

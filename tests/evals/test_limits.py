@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from evals.judging import Judges
-from evals.machine import processors
 from evals.problems import Problem
 from evals.records import CompletionRecord
 from evals.sandbox.runner import Limits, Sandbox, Verdict
 from evals.sandbox.usage import ProcessTree
+from laneformer.machine import processors
 
 MIB = 1 << 20
 BURN = """

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from evals import judging, machine
+from evals import judging
 from evals.judging import pool_size
+from laneformer import machine
 from laneformer.errors import EvaluationError
 
 GIB = 1 << 30
