@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from tests.evals.cheats.program import WRONG, Cheat, cheat
 
+# On a busy machine, taking memory costs more processor time than there is.
+TAKES_MEMORY = ("memory", "timeout")
 BOMBS: dict[str, tuple[str, tuple[str, ...]]] = {
     "forks": ("import os\nwhile True: os.fork()", ("failed", "timeout")),
     "patient_forks": ("import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", ("timeout",)),
@@ -17,14 +19,14 @@ BOMBS: dict[str, tuple[str, tuple[str, ...]]] = {
         "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
         ("failed",),
     ),
-    "memory": ("hoard = []\nwhile True: hoard.append(bytes(1 << 20))", ("memory",)),
+    "memory": ("hoard = []\nwhile True: hoard.append(bytes(1 << 20))", TAKES_MEMORY),
     "memory_at_once": ("hoard = bytearray(1 << 40)", ("memory",)),
-    "memory_of_text": ("text = 'x'\nwhile True: text += text", ("memory",)),
-    "memory_of_integers": ("number = 3\nwhile True: number *= number", ("memory", "timeout")),
+    "memory_of_text": ("text = 'x'\nwhile True: text += text", TAKES_MEMORY),
+    "memory_of_integers": ("number = 3\nwhile True: number *= number", TAKES_MEMORY),
     "memory_of_processes": (
         "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        hoard = b'x' * (150 << 20)\n"
         "        time.sleep(60)\ntime.sleep(60)",
-        ("memory", "timeout"),  # On a busy machine, taking it costs more processor time than there is.
+        TAKES_MEMORY,
     ),
     "shared_memory": (
         "import mmap, time\nhoard = [mmap.mmap(-1, 60 << 20) for _ in range(8)]\n"
