@@ -43,7 +43,7 @@ inline void store_sums(float* to, const Vector* sums) {
 }
 
 // outputs[token * output_stride + row] for ROWS rows of a block of `height` rows and TOKENS tokens.
-template <int COLUMNS, int ROWS, int TOKENS, typename Weight>
+template <int COLUMNS, int ROWS, int TOKENS, bool AHEAD, typename Weight>
 inline void multiply_tile(const Weight* rows, int height, const float* inputs, float* outputs, int output_stride) {
     Vector sums[ROWS][TOKENS];
     // Sums live in registers only where every loop over them is unrolled, which -O3 alone does too late.
@@ -53,7 +53,7 @@ inline void multiply_tile(const Weight* rows, int height, const float* inputs, f
         for (int token = 0; token < TOKENS; ++token) sums[row][token] = zero();
 #pragma GCC unroll 1
     for (int column = 0; column < COLUMNS; column += COLUMN_GROUP, rows += height * COLUMN_GROUP) {
-        if constexpr (TOKENS == 1) ask_ahead<ROWS>(rows);
+        if constexpr (AHEAD) ask_ahead<ROWS>(rows);
 #pragma GCC unroll 2
         for (int half = 0; half < COLUMN_GROUP; half += VECTOR) {
             Vector input[TOKENS];
@@ -81,12 +81,16 @@ inline void multiply_tile(const Weight* rows, int height, const float* inputs, f
 template <int COLUMNS, int ROWS, typename Weight>
 inline void multiply_rows(const Weight* rows, int height, const float* inputs, int tokens, float* outputs,
                           int output_stride) {
+    if (tokens == 1) {
+        multiply_tile<COLUMNS, ROWS, 1, true>(rows, height, inputs, outputs, output_stride);
+        return;
+    }
     int token = 0;
     for (; token + TOKENS_AT_ONCE <= tokens; token += TOKENS_AT_ONCE)
-        multiply_tile<COLUMNS, ROWS, TOKENS_AT_ONCE>(rows, height, inputs + token * COLUMNS,
+        multiply_tile<COLUMNS, ROWS, TOKENS_AT_ONCE, false>(rows, height, inputs + token * COLUMNS,
                                                      outputs + token * output_stride, output_stride);
     for (; token < tokens; ++token)
-        multiply_tile<COLUMNS, ROWS, 1>(rows, height, inputs + token * COLUMNS, outputs + token * output_stride,
+        multiply_tile<COLUMNS, ROWS, 1, false>(rows, height, inputs + token * COLUMNS, outputs + token * output_stride,
                                         output_stride);
 }
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import mmap
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,10 @@ def mapped(tmp_path: Path) -> np.memmap[Any, Any]:
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A system that has huge pages, did not use them for the mapping, and has memory left."""
-    monkeypatch.setattr(cpu_memory, "available", lambda: True)
-    monkeypatch.setattr(cpu_memory, "huge_share", lambda _: 0.1)
+    if not cpu_memory.available():
+        pytest.skip("this system has no huge pages")
+    share = {np.memmap: 0.1, np.ndarray: 1.0}
+    monkeypatch.setattr(cpu_memory, "huge_share", lambda data: share[type(data)])
     monkeypatch.setattr(cpu_memory, "free_memory_bytes", lambda: 8 << 30)
     return monkeypatch
 
@@ -60,24 +64,58 @@ def test_where_nothing_is_to_be_gained_the_mapping_stays(
     assert not caplog.records
 
 
-def test_where_memory_is_short_the_mapping_stays_and_a_warning_says_so(
-    mapped: np.memmap[Any, Any], system: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def refused(*arguments: Any, **_: Any) -> None:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+WHY_NOT: list[tuple[str, Any, str]] = [
+    ("free_memory_bytes", lambda: BYTES + cpu_memory.LEAST_SPARE - 1, "memory is short for a copy"),
+    ("free_memory_bytes", refused, "no copy (Cannot allocate memory)"),
+    ("huge_share", refused, "no copy (Cannot allocate memory)"),
+    ("_copied", refused, "no copy (Cannot allocate memory)"),
+    ("huge_share", lambda _: 0.5, "the system had no huge pages left for a copy"),
+]
+
+
+@pytest.mark.parametrize(("what", "becomes", "words"), WHY_NOT)
+def test_where_a_copy_cannot_be_had_the_mapping_stays_and_a_warning_says_why(
+    what: str,
+    becomes: Any,
+    words: str,
+    mapped: np.memmap[Any, Any],
+    system: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    system.setattr(cpu_memory, "free_memory_bytes", lambda: BYTES + cpu_memory.SPARE - 1)
+    system.setattr(cpu_memory, what, becomes)
     with caplog.at_level(logging.WARNING):
         assert cpu_memory.in_huge_pages(mapped) is mapped
-    assert "0.0 GB of weights stay in a mapped file" in caplog.text
-    system.setattr(cpu_memory, "free_memory_bytes", lambda: BYTES + cpu_memory.SPARE)
+    assert caplog.messages == [f"0.0 GB of weights are not in huge pages, which are read faster: {words}"]
+    assert len(mapped.tobytes()) == BYTES
+
+
+def test_memory_that_suffices_is_used(mapped: np.memmap[Any, Any], system: pytest.MonkeyPatch) -> None:
+    system.setattr(cpu_memory, "free_memory_bytes", lambda: BYTES + cpu_memory.LEAST_SPARE)
     assert cpu_memory.in_huge_pages(mapped) is not mapped
 
 
-def test_a_file_that_was_cut_short_is_an_error(
-    mapped: np.memmap[Any, Any], system: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with open(tmp_path / "file", "r+b") as file:
-        file.truncate(HEADER + BYTES - 64)
-    with pytest.raises(CheckpointError, match="file: 64 bytes fewer than when it was opened"):
+def test_a_file_that_was_cut_short_is_an_error(mapped: np.memmap[Any, Any], tmp_path: Path) -> None:
+    if not cpu_memory.available():
+        pytest.skip("this system has no huge pages")
+    with open(
+        tmp_path / "file", "r+b"
+    ) as file:  # by more than a page: looking at the mapping would be the end
+        file.truncate(HEADER + BYTES - (3 << 20))
+    with pytest.raises(CheckpointError, match="file: 3145728 bytes fewer than when it was opened"):
         cpu_memory.in_huge_pages(mapped)
+
+
+def test_a_file_that_was_deleted_stays_mapped(
+    mapped: np.memmap[Any, Any], system: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert cpu_memory.in_huge_pages(mapped) is mapped
+    assert "no copy (No such file or directory)" in caplog.text
 
 
 def test_whether_the_system_has_huge_pages(tmp_path: Path) -> None:
