@@ -16,6 +16,8 @@ _ROOT = Path("/")
 
 def processors(root: Path = _ROOT) -> int:
     """Processors that this process may use: its affinity, within the quota of its control groups."""
+    if not hasattr(os, "sched_getaffinity"):  # not Linux
+        return os.cpu_count() or 1
     count = len(os.sched_getaffinity(0))
     for folder in _groups(root, "cpu"):
         quota, period = (

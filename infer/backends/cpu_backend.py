@@ -11,7 +11,6 @@ import ctypes
 import os
 import weakref
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from infer.request import Request
 from infer.tape import open_tape
 from infer.weights import Weights
 from laneformer.errors import LaneformerError
+from laneformer.machine import processors
 from laneformer.parameters import EMBEDDING
 
 FINISHED, CANCELLED, DEADLINE, STALLED, NOT_FINITE = range(5)
@@ -65,7 +65,7 @@ class CpuBackend:
     ) -> None:
         self.config = config = weights.config
         check_context(config)
-        cores = _usable_cores()
+        cores = processors()
         self.plan = make_plan(config, equal_shares(config, workers_per_lane or -(-cores // config.num_lanes)))
         self.threads = min(threads or cores, len(self.plan.workers))
         self._library = load_library(compiled_library(config, isa, chunk))
@@ -168,7 +168,7 @@ class CpuBackend:
             mailbox_slots=mailbox_slots(config),
             head_type=head_type_code(config),
             tied=embedding is None,
-            pin=self.threads <= _usable_cores(),
+            pin=self.threads <= processors(),
             norm_epsilon=config.norm_eps,
             embedding_stored=STORED[embedding.dtype] if embedding else 0,
             embedding_offset=embedding.offset if embedding else -1,
@@ -218,18 +218,6 @@ class _Job:
             log_probabilities=address(self.log_probabilities),
             result=ctypes.pointer(self.result),
         )
-
-
-def _usable_cores() -> int:
-    """Cores that this process may use, a container's quota included."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
-    except (OSError, ValueError):  # no such control group
-        return cores
 
 
 def _close(library: ctypes.CDLL, engine: int, process: int, keep: list[Any]) -> None:

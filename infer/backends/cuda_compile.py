@@ -8,8 +8,6 @@ compile.
 from __future__ import annotations
 
 import hashlib
-import re
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -32,15 +30,6 @@ OPTIONS = (
 
 class CudaCompileError(LaneformerError):
     """The kernel cannot be compiled here; the message says what is missing."""
-
-
-@dataclass(frozen=True)
-class Resources:
-    """What kernels take of a multiprocessor, the worst of them."""
-
-    registers: int  # of a thread
-    spilled_bytes: int  # stores and loads of registers that did not fit
-    static_shared_bytes: int  # beside what a launch asks for
 
 
 def compile_kernel(config: LaneformerConfig, kernel: Kernel) -> Path:
@@ -92,16 +81,6 @@ def build(header: str, sources: dict[str, str], main: str = "engine.cu") -> tupl
         raise CudaCompileError(f"NVRTC cannot compile the kernel: {first}") from None
     finally:
         nvrtc.destroyProgram(program)
-
-
-def resources_used(log: str) -> Resources:
-    """What ptxas said.  Raises :class:`CudaCompileError` where that was nothing: see :func:`build`."""
-    registers = [int(found) for found in re.findall(r"Used (\d+) registers", log)]
-    spills = [int(found) for found in re.findall(r"(\d+) bytes spill (?:stores|loads)", log)]
-    shared = [int(found) for found in re.findall(r"(\d+) bytes smem", log)]  # left out where there is none
-    if not registers or not spills:
-        raise CudaCompileError("NVRTC did not say how many registers the kernel takes")
-    return Resources(max(registers), sum(spills), max(shared, default=0))
 
 
 def nvrtc_version() -> tuple[int, int]:

@@ -18,8 +18,9 @@ constexpr int ROWS_AT_ONCE = 4;
 constexpr int TOKENS_AT_ONCE = 1;
 #endif
 
-// One token uses each weight once, and a processor by itself does not ask for them early enough to keep memory busy.  So its
-// rows ask for what lies this far behind them on the tape, which is what comes next, over the ends of rows and matrices too.
+// One token uses each weight once, and a processor by itself does not ask for them early enough to keep memory
+// busy.  So its rows ask for what lies this far behind them on the tape, which is what comes next, over the ends
+// of rows and matrices too: to be read, into the second cache.
 constexpr int AHEAD_BYTES = 16384;
 
 template <int ROWS, typename Weight>
@@ -27,7 +28,7 @@ inline void ask_ahead(const Weight* rows) {
     constexpr int LINE = 64, BYTES = ROWS * COLUMN_GROUP * static_cast<int>(sizeof(Weight));
     const auto* ahead = reinterpret_cast<const char*>(rows) + AHEAD_BYTES;
 #pragma GCC unroll 16
-    for (int line = 0; line < BYTES; line += LINE) __builtin_prefetch(ahead + line, 0, 2);  // to be read, into the second cache
+    for (int line = 0; line < BYTES; line += LINE) __builtin_prefetch(ahead + line, 0, 2);
 }
 
 template <int ROWS>

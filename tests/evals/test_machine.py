@@ -146,3 +146,9 @@ def test_a_training_run_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     with pytest.raises(AskedError):
         generation_checks.evaluate_model(None, None, None, config, tmp_path / "none", lambda: False)
     assert asked["must_run"] is True
+
+
+def test_where_affinity_is_not_known_all_processors_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(machine.os, "sched_getaffinity")
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 12)
+    assert machine.processors() == 12
