@@ -17,7 +17,7 @@ from infer.backends.cpu_tables import head_norm_table, norm_table
 from infer.backends.cuda_compile import ENTRY, compile_kernel, nvrtc_version
 from infer.backends.cuda_device import Device
 from infer.backends.cuda_request import OUTCOMES, PLACES, REQUEST, Outcome
-from infer.backends.cuda_source import SHARED_BYTES, Kernel, cache_slots, split_count
+from infer.backends.cuda_source import SHARED_BYTES, Kernel, split_count
 from infer.plan import equal_shares, make_plan
 from infer.request import Request
 from infer.tape import TileIndex, open_tape
@@ -112,18 +112,24 @@ class CudaBackend:
 
     def _load(self, cubin: Any) -> None:
         """Everything that stays on the device."""
-        device, config, kernel = self._device, self.config, self.kernel
+        device, config = self._device, self.config
         module = device.module(cubin)
         self._function = device.function(module, ENTRY, SHARED_BYTES)
-        packet_bytes, chunk_bytes, histogram_bytes, slot_bytes, self._threads, request_bytes = device.sizes(
-            module
-        )
+        (
+            packet_bytes,
+            chunk_bytes,
+            histogram_bytes,
+            full_bytes,
+            sliding_bytes,
+            self._threads,
+            request_bytes,
+        ) = device.sizes(module)
         if request_bytes != REQUEST.itemsize:
             raise LaneformerError(f"Request has {request_bytes} bytes in the kernel, {REQUEST.itemsize} here")
-        full, sliding = cache_slots(config, kernel)
-        slots = [sliding if config.window(layer) else full for layer in range(config.num_hidden_layers)]
-        cache_offsets = np.cumsum([0, *slots])[:-1].astype(np.int64) * slot_bytes
-        sizes = {"weights": self.tape.index.size, "keys and values": sum(slots) * slot_bytes}
+        layers = range(config.num_hidden_layers)
+        cache_bytes = [sliding_bytes if config.window(layer) else full_bytes for layer in layers]
+        cache_offsets = np.cumsum([0, *cache_bytes])[:-1].astype(np.int64)
+        sizes = {"weights": self.tape.index.size, "keys and values": sum(cache_bytes)}
         sizes |= {"packets": packet_bytes, "chunk": chunk_bytes, "histograms": histogram_bytes}
         device.check_memory(sizes)
         self._arrays: dict[str, Any] = {name: device.zeros(size) for name, size in sizes.items()}

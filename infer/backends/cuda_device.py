@@ -52,7 +52,7 @@ class Device:
 
     def sizes(self, module: Any) -> list[int]:
         """``laneformer_sizes`` of engine.cu."""
-        pointer, count = module.get_global("laneformer_sizes"), 6
+        pointer, count = module.get_global("laneformer_sizes"), 7
         found = np.empty(count, np.int64)
         self._cupy.cuda.runtime.memcpy(found.ctypes.data, pointer.ptr, found.nbytes, 2)  # to the host
         return [int(size) for size in found]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from infer.plan.phases import sends
-from infer.tape.tile_layout import TILE, ceil_div
 from laneformer.config import LaneformerConfig, Module
 
 HEAD_TYPES = {"replicate": "REPLICATE", "lane": "LANE", "vocab_parallel": "VOCAB_PARALLEL"}
@@ -45,7 +44,6 @@ def model_header(config: LaneformerConfig, kernel: Kernel) -> str:
     modes = [[config.residual_mode(layer, module).name for layer in range(layers)] for module in modules]
     sent = [[sends(config, layer, module) for layer in range(layers)] for module in modules]
     windows = [config.window(layer) or 0 for layer in range(layers)]
-    full, sliding = cache_slots(config, kernel)
     head_type = "LANES_SUMMED" if config.pre_norm_lane_agg else HEAD_TYPES[config.lm_head_type]
     constants = {
         "LANES": lanes,
@@ -59,8 +57,8 @@ def model_header(config: LaneformerConfig, kernel: Kernel) -> str:
         "VOCABULARY": config.vocab_size,
         "DELAY": config.broadcast_delay,
         "SPLITS": kernel.splits,
-        "FULL_SLOTS": full,
-        "SLIDING_SLOTS": sliding,
+        "CONTEXT": kernel.context,
+        "SLIDING_WINDOW": config.sliding_window or 0,
         "CHUNK": kernel.chunk,
         "IN_FLIGHT_BYTES": kernel.in_flight_bytes,
         "PREFETCH_BYTES": kernel.prefetch_bytes,
@@ -81,13 +79,3 @@ def model_header(config: LaneformerConfig, kernel: Kernel) -> str:
     lines += [f"__constant__ const bool SENDS[2][LAYERS] = {{{rows}}};"]
     lines += [f"__constant__ const int WINDOW[LAYERS] = {{{', '.join(map(str, windows))}}};"]
     return "\n".join([*lines, "}  // namespace laneformer", ""])
-
-
-def cache_slots(config: LaneformerConfig, kernel: Kernel) -> tuple[int, int]:
-    """Blocks of 16 positions per task, in a layer that sees everything and in a sliding one."""
-    full = ceil_div(ceil_div(kernel.context, TILE), kernel.splits)
-    if config.sliding_window is None:
-        return full, full
-    # A window and a chunk of a prompt, wherever they begin in a block.
-    blocks = ceil_div(config.sliding_window + kernel.chunk, TILE) + 1
-    return full, min(full, ceil_div(blocks, kernel.splits) + 1)

@@ -1,6 +1,6 @@
 // Attention of one token, split over positions, and the merging of the splits.
 //
-// A task is one key head and one of its SPLITS: every SPLITS-th block of 16 positions.  Blocks come through the ring like
+// A task is one key head and one of its SPLITS: every SPLITS-th run of blocks of 16 positions.  Blocks come through the ring like
 // weights; the token's own key and value, which memory has not yet when the loader reads it, are put in their place in
 // registers.  Each warp takes every eighth block of the task with a softmax of its own; partial results are merged in
 // a fixed order, so that nothing depends on the number of workers.
@@ -42,7 +42,7 @@ struct Attention {
     __device__ void take_projected(int task) {
         w.look_round();
         const int key_head = task / SPLITS;
-        const bool owner = position / TILE % SPLITS == task % SPLITS;
+        const bool owner = place_of_block(position / TILE).split == task % SPLITS;
         const Packet* from = w.packets(PROJECTED_AT) + static_cast<long long>(w.lane) * PROJECTED_TILES * (TILE / GROUP);
         for (int item = w.warp; item < QUERIES_PER_KEY + (owner ? 2 : 0); item += MATH_WARPS) {
             const bool is_key = item == QUERIES_PER_KEY, is_value = item == QUERIES_PER_KEY + 1;
@@ -79,7 +79,7 @@ struct Attention {
     }
     __device__ unsigned char* own_block(int task) const {
         const int slots = cache_slots(w.layer);
-        return w.request.cache + cache_address(w.request, w.layer, w.lane, task, position / TILE / SPLITS, slots);
+        return w.request.cache + cache_address(w.request, w.layer, w.lane, task, place_of_block(position / TILE).index, slots);
     }
     // Keys: thread 4 g + c of a tile has of positions g and g + 8 elements 4 c to 4 c + 3.
     __device__ void keep_key(int task, uint2 bits) const {
@@ -103,6 +103,7 @@ struct Attention {
     }
 
     __device__ void run_task(int task) {
+        if (!visible_runs(w.layer, position).has(task % SPLITS)) return;
         take_projected(task);
         w.look_round();
         const int row = w.in_warp / 4, column = w.in_warp % 4, split = task % SPLITS;
@@ -119,13 +120,13 @@ struct Attention {
         float mixed[2 * HEAD_TILES][4] = {};
         float most = NEVER, total = 0;
         const int slots = cache_slots(w.layer);
-        const Span span = visible_blocks(w.layer, split, position, position);
+        const Span span = visible_blocks(w.layer, split, position);
         for (int start = span.from, count; start <= span.to; start += count) {
             count = blocks_in_page(start, span.to, slots);
             const unsigned char* page = w.wait_page(count * CACHE_BLOCK_BYTES);
             for (int each = 0; each < count; ++each)
                 if ((start + each) % MATH_WARPS == w.warp)
-                    block(page + each * CACHE_BLOCK_BYTES, (start + each) * SPLITS + split, queries, mixed, most, total);
+                    block(page + each * CACHE_BLOCK_BYTES, block_at({split, start + each}), queries, mixed, most, total);
             w.release_page();
         }
         total += __shfl_xor_sync(~0u, total, 1);
@@ -166,7 +167,7 @@ struct Attention {
             tensor_product(scores[0], queries[step][0], queries[step][1], queries[step][2], queries[step][3], k.x, k.y);
             tensor_product(scores[1], queries[step][0], queries[step][1], queries[step][2], queries[step][3], k.z, k.w);
         }
-        const int window = WINDOW[w.layer], oldest = window && position >= window ? position - window + 1 : 0;
+        const int oldest = oldest_visible(w.layer, position);
         float weight[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -235,13 +236,85 @@ struct Attention {
     }
 
     // Results of all tasks of the lane become inputs of the output projection.
-    __device__ void merge() {
-        if constexpr (MERGED_BY_SHARES) merge_shares();
-        else merge_all();
+    template <class Meanwhile>
+    __device__ __forceinline__ void merge(Meanwhile meanwhile) {
+        const Runs runs = visible_runs(w.layer, position);
+        if constexpr (!MERGED_BY_SHARES) {
+            merge_all(runs, meanwhile);
+        } else if (runs.count <= FEW_RUNS) {
+            merge_few(runs, meanwhile);
+        } else {
+            merge_shares(runs, meanwhile);
+        }
+    }
+
+    // What one split made of a query head: HEAD_GROUPS packets of sums, then maximum and total weight.
+    __device__ const Packet* result_packets(int head, int split) const {
+        return task_packets(head / QUERIES_PER_KEY * SPLITS + split) + head % QUERIES_PER_KEY * (HEAD_GROUPS + 1);
+    }
+
+    // Every worker merges all columns of a few splits.  How much each split of a head counts is worked out once, by
+    // neighbours in a warp.
+    template <class Meanwhile>
+    __device__ __forceinline__ void merge_few(Runs runs, Meanwhile meanwhile) {
+        w.look_round();
+        constexpr int AT_ONCE = 4;
+        const int items = MIXED_EACH * runs.count;
+        const auto group_of = [&](int item) { return w.thread + item % MIXED_EACH * MATH_THREADS; };
+        Packet found[AT_ONCE];
+        const auto at = [&](int item) -> const Packet* {
+            const int group = group_of(item), split = (runs.first + item / MIXED_EACH) % SPLITS;
+            if (item >= items || group >= MIXED_GROUPS) return nullptr;
+            return result_packets(group / HEAD_GROUPS, split) + group % HEAD_GROUPS;
+        };
+        unsigned missing = ask(found, at);
+        meanwhile();
+        share_out(runs);
+        math_barrier();
+        float4 sums[MIXED_EACH];
+#pragma unroll
+        for (int each = 0; each < MIXED_EACH; ++each) sums[each] = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+        for (int start = 0; start < items; start += AT_ONCE) {
+            const auto next = [&](int i) { return at(start + i); };
+            if (start > 0) missing = ask(found, next);
+            take(found, missing, next, w.epoch(), w.patience(AT_MIXED));
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (next(i) == nullptr) continue;
+                const float share = w.shared.token.split_share[group_of(i) / HEAD_GROUPS][(start + i) / MIXED_EACH];
+                sums[i % MIXED_EACH] = plus(sums[i % MIXED_EACH], times(opened(found[i]), share));
+            }
+        }
+#pragma unroll
+        for (int each = 0; each < MIXED_EACH; ++each)
+            if (group_of(each) < MIXED_GROUPS) w.store_inputs(group_of(each), sums[each]);
+        w.pad_inputs<MIXED>();
+        math_barrier();
+    }
+    __device__ void share_out(Runs runs) {
+        for (int item = w.thread; item < round_up(QUERY_HEADS * FEW_RUNS, WARP); item += MATH_THREADS) {
+            const int head = item / FEW_RUNS, run = item % FEW_RUNS, split = (runs.first + run) % SPLITS;
+            const bool inside = head < QUERY_HEADS && run < runs.count;
+            Packet found[1];
+            receive(found, [&](int) { return inside ? result_packets(head, split) + HEAD_GROUPS : nullptr; }, w.epoch(),
+                    w.patience(AT_MIXED));
+            const float4 side = opened(found[0]);
+            const float most = inside ? side.x : NEVER;
+            float top = most;
+#pragma unroll
+            for (int apart = 1; apart < FEW_RUNS; apart *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, apart));
+            const float weight = exp2f(most - top);
+            float total = inside ? side.y * weight : 0.0f;
+#pragma unroll
+            for (int apart = 1; apart < FEW_RUNS; apart *= 2) total += __shfl_xor_sync(~0u, total, apart);
+            if (inside) w.shared.token.split_share[head][run] = weight / total;
+        }
     }
 
     // Every worker merges all columns.  Several threads share one group of columns, neighbours in a warp.
-    __device__ void merge_all() {
+    template <class Meanwhile>
+    __device__ __forceinline__ void merge_all(Runs runs, Meanwhile meanwhile) {
         w.look_round();
         constexpr int SHARED_BY = power_of_two(smaller(SPLITS, larger(MATH_THREADS / MIXED_GROUPS, 1)));
         constexpr int EACH = SPLITS / SHARED_BY, AT_ONCE = smaller(EACH, 4);
@@ -250,7 +323,10 @@ struct Attention {
             const int item = start + w.thread, group = item / SHARED_BY, first = item % SHARED_BY * EACH;
             Merged merged;
 #pragma unroll 1
-            for (int at = 0; at < EACH; at += AT_ONCE) take_tasks<AT_ONCE>(merged, group, first + at, group < MIXED_GROUPS);
+            for (int at = 0; at < EACH; at += AT_ONCE)
+                take_tasks<AT_ONCE>(merged, group, first + at, group < MIXED_GROUPS, runs, [&] {
+                    if (start + at == 0) meanwhile();
+                });
             merge_neighbours<SHARED_BY>(merged);
             if (group < MIXED_GROUPS && first == 0) w.store_inputs(group, times(merged.sum, 1.0f / merged.total));
         }
@@ -259,7 +335,8 @@ struct Attention {
     }
     // Every worker merges a share of the columns and tells the others: one exchange more, but all workers merging all columns
     // would read SPLITS times as many packets.
-    __device__ void merge_shares() {
+    template <class Meanwhile>
+    __device__ __forceinline__ void merge_shares(Runs runs, Meanwhile meanwhile) {
         w.look_round();
         const int first = MIXED_GROUPS * w.place / WORKERS, last = MIXED_GROUPS * (w.place + 1) / WORKERS;
         Packet* to = w.packets(MERGED_AT) + static_cast<long long>(w.lane) * MIXED_GROUPS;
@@ -267,11 +344,11 @@ struct Attention {
         for (int start = first * SPLITS; start < last * SPLITS; start += MATH_THREADS) {
             const int item = start + w.thread, group = item / SPLITS, split = item % SPLITS;
             Merged merged;
-            take_tasks<1>(merged, group, split, group < last);
+            take_tasks<1>(merged, group, split, group < last, runs, [] {});
             merge_neighbours<SPLITS>(merged);
             if (group < last && split == 0) put(to + group, times(merged.sum, 1.0f / merged.total), w.epoch());
         }
-        w.gather<MIXED>(to, w.epoch(), nullptr, AT_MERGED);
+        w.gather<MIXED>(to, w.epoch(), nullptr, AT_MERGED, meanwhile);
     }
 
     struct Merged {
@@ -286,20 +363,20 @@ struct Attention {
         }
     };
     // A group of columns in COUNT tasks, from split `first` on.
-    template <int COUNT>
-    __device__ void take_tasks(Merged& merged, int group, int first, bool inside) const {
-        const int head = group / HEAD_GROUPS, task = head / QUERIES_PER_KEY * SPLITS + first;
-        const Packet* from = task_packets(task) + head % QUERIES_PER_KEY * (HEAD_GROUPS + 1);
+    template <int COUNT, class Meanwhile>
+    __device__ __forceinline__ void take_tasks(Merged& merged, int group, int first, bool inside, Runs runs, Meanwhile meanwhile) const {
+        const Packet* from = result_packets(group / HEAD_GROUPS, first);
         Packet found[2 * COUNT];
-        receive(
-            found,
-            [&](int i) {
-                return inside ? from + i / 2 * TASK_PACKETS + (i % 2 ? HEAD_GROUPS : group % HEAD_GROUPS) : nullptr;
-            },
-            w.epoch(), w.patience(AT_MIXED));
-        if (!inside) return;
+        const auto wanted = [&](int i) { return inside && runs.has(first + i); };
+        const auto at = [&](int i) {
+            return wanted(i / 2) ? from + i / 2 * TASK_PACKETS + (i % 2 ? HEAD_GROUPS : group % HEAD_GROUPS) : nullptr;
+        };
+        const unsigned missing = ask(found, at);
+        meanwhile();
+        take(found, missing, at, w.epoch(), w.patience(AT_MIXED));
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
+            if (!wanted(i)) continue;
             const float4 side = opened(found[2 * i + 1]);
             merged.join(side.x, side.y, opened(found[2 * i]));
         }

@@ -13,7 +13,7 @@ struct ChunkAttention : ChunkState {
         for (int item = w.place * MATH_WARPS + w.warp; item < KEY_HEADS * count; item += WORKERS * MATH_WARPS) {
             const int token = item / KEY_HEADS, key_head = item % KEY_HEADS, position = start + token;
             const Attention attention{w, position};
-            const int task = key_head * SPLITS + position / TILE % SPLITS;
+            const int task = key_head * SPLITS + place_of_block(position / TILE).split;
             const bool inside = w.in_warp < HEAD_GROUPS;
             const float* from = projected() + token * PROJECTED_ROWS + w.in_warp * GROUP;
             float4 key = make_float4(0, 0, 0, 0), value = key;
@@ -53,9 +53,9 @@ struct ChunkAttention : ChunkState {
         const int first = start + first_token, last = min(start + count, first + TOKENS_AT_ONCE) - 1;
         const int low = window && first >= window ? (first - window + 1) / TILE : 0, slots = cache_slots(w.layer);
         for (int block = low + w.warp; block <= last / TILE; block += MATH_WARPS) {
-            const int task = key_head * SPLITS + block % SPLITS;
+            const BlockPlace at = place_of_block(block);
             const unsigned char* keys =
-                w.request.cache + cache_address(w.request, w.layer, w.lane, task, block / SPLITS, slots) + w.in_warp * 16;
+                w.request.cache + cache_address(w.request, w.layer, w.lane, key_head * SPLITS + at.split, at.index, slots) + w.in_warp * 16;
             float scores[2][4] = {};
             uint4 k[HEAD_TILES], v[HEAD_TILES];
 #pragma unroll
@@ -73,8 +73,8 @@ struct ChunkAttention : ChunkState {
             bool seen[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int at = block * TILE + i / 2 * 8 + column * 2 + i % 2;
-                seen[i] = at >= oldest && at <= position;
+                const int seen_at = block * TILE + i / 2 * 8 + column * 2 + i % 2;
+                seen[i] = seen_at >= oldest && seen_at <= position;
                 weight[i] = scores[i / 2][i % 2] + scores[i / 2][i % 2 + 2];
                 if (seen[i]) top = fmaxf(top, weight[i]);
             }

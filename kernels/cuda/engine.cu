@@ -91,12 +91,12 @@ __device__ __forceinline__ void play(Worker& w) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(const __grid_constant__ Request request) {
     extern __shared__ __align__(128) unsigned char memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    const Ring ring{memory + RING_OFFSET, shared.full, shared.empty};
+    const Ring ring{memory + RING_OFFSET, known_address(shared.barriers)};
     const int thread = threadIdx.x, index = blockIdx.x;
     if (thread == 0) {
         for (int slot = 0; slot < SLOTS; ++slot) {
-            barrier_init(ring.full + slot, 1);
-            barrier_init(ring.empty + slot, MATH_WARPS);
+            barrier_init(ring.full(slot), 1);
+            barrier_init(ring.empty(slot), MATH_WARPS);
         }
         shared.ended = shared.cancelled = shared.prompt_ready = 0;
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -120,5 +120,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
 // What the host must make room for, so that no size is worked out twice: see cuda_backend.py.
 extern "C" __device__ long long laneformer_sizes[] = {
     laneformer::ALL_PACKETS * static_cast<long long>(sizeof(laneformer::Packet)), laneformer::CHUNK_BYTES, laneformer::HISTOGRAM_BYTES,
-    1ll * laneformer::LANES* laneformer::TASKS* laneformer::CACHE_BLOCK_BYTES, laneformer::THREADS,
+    laneformer::CACHE_SLOT_BYTES* laneformer::FULL_SLOTS, laneformer::CACHE_SLOT_BYTES* laneformer::SLIDING_SLOTS, laneformer::THREADS,
     static_cast<long long>(sizeof(laneformer::Request))};

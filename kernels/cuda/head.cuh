@@ -29,17 +29,18 @@ struct HeadPhase {
     }
 
     // Inputs of the head, after the last layer; the layer's epoch is still set.
-    __device__ void inputs() {
+    template <class Meanwhile>
+    __device__ __forceinline__ void inputs(Meanwhile meanwhile) {
         if constexpr (HEAD_TYPE == HeadType::VOCAB_PARALLEL || (HEAD_TYPE == HeadType::REPLICATE && LANES == 1)) {
-            w.gather<HIDDEN>(last_residual(w.lane), w.epoch(), final_norm(w.lane), AT_HEAD);
+            w.gather<HIDDEN>(last_residual(w.lane), w.epoch(), final_norm(w.lane), AT_HEAD, meanwhile);
         } else if constexpr (HEAD_TYPE == HeadType::LANES_SUMMED) {
             publish_sums();
-            w.gather<HIDDEN>(w.packets(FINAL_AT), w.epoch(), final_norm(0), AT_HEAD);
+            w.gather<HIDDEN>(w.packets(FINAL_AT), w.epoch(), final_norm(0), AT_HEAD, meanwhile);
         } else {
             lane_factors();
             if constexpr (HEAD_TYPE == HeadType::LANE) publish_own_normed();
             else publish_means();
-            w.gather<HEAD_COLUMNS>(w.packets(FINAL_AT), w.epoch(), nullptr, AT_HEAD);
+            w.gather<HEAD_COLUMNS>(w.packets(FINAL_AT), w.epoch(), nullptr, AT_HEAD, meanwhile);
         }
     }
     static constexpr bool NORM_IN_HEAD = HEAD_TYPE == HeadType::VOCAB_PARALLEL || HEAD_TYPE == HeadType::LANES_SUMMED ||
@@ -106,9 +107,10 @@ struct HeadPhase {
 
     // Logits of this worker's rows, and the best of them; every worker tells all, and all come to the same choice.  Where
     // tokens are sampled, scores are kept for sampling.cuh.
-    __device__ Choice run(float* all_logits, bool sampled) {
-        inputs();
+    __device__ __forceinline__ Choice run(float* all_logits, bool sampled) {
         const int tiles = Head::tiles(slice());
+        Held<Head> held;
+        inputs([&] { w.hold(held, Head::block_start(tiles, 1)); });
         float best = NEVER, best_raw = NEVER, most = NEVER, total = 0;
         int best_id = VOCABULARY;
         const float factor = NORM_IN_HEAD ? w.norm_factor() : 1.0f;
@@ -116,12 +118,11 @@ struct HeadPhase {
         for (int block = 0; block < Head::BLOCKS; ++block) {
             const int start = Head::block_start(tiles, block), rows = Head::block_start(tiles, block + 1) - start;
             if (rows == 0) continue;
-            w.multiply<Head>(rows, block & 1);
+            w.multiply<Head>(rows, block & 1, held);
+            held.forget();
             if (w.thread < rows * TILE) {
-                const float(&sums)[CLASSES][BLOCK_TILES * TILE] = w.shared.token.sums[block & 1];
                 const int row = start * TILE + w.thread, id = first_row() + row;
-                const float logit =
-                    ((sums[0][w.thread] + sums[1][w.thread]) + (sums[2][w.thread] + sums[3][w.thread])) * factor;
+                const float logit = w.sum_of_row(w.thread, block & 1) * factor;
                 if (Head::first_tile(slice()) * TILE + row < HEAD_SLICE) {
                     w.request.logits[id] = logit;
                     if (all_logits != nullptr) all_logits[id] = logit;

@@ -21,56 +21,70 @@ struct Layer {
     }
     __device__ unsigned epoch_of(int layer) const { return w.step_epoch + layer + 1; }
 
-    __device__ void run(int position) {
+    __device__ __forceinline__ void run(int position) {
         // The residual stream after the layer before; the first layer's inputs were the embedding.
+        Held<Project> projection;
         if (w.layer > 0)
-            w.gather<HIDDEN>(residual_packets(FEED_FORWARD), epoch_of(w.layer - 1), norm(2 * w.layer), AT_RESIDUAL);
-        project();
+            w.gather<HIDDEN>(residual_packets(FEED_FORWARD), epoch_of(w.layer - 1), norm(2 * w.layer), AT_RESIDUAL,
+                             [&] { w.hold(projection, first_block<Project>()); });
+        project(projection);
         Attention attention{w, position};
         for (int task = first_task(w.place); task < first_task(w.place + 1); ++task) attention.run_task(task);
         Packet letters[LETTERS];
         ask_mail(letters, ATTENTION);
-        attention.merge();
-        end_module<Output>(letters, ATTENTION);
-        w.gather<HIDDEN>(residual_packets(ATTENTION), w.epoch(), norm(2 * w.layer + 1), AT_RESIDUAL);
-        gate_up();
+        Held<Output> output;
+        attention.merge([&] { w.hold(output, first_block<Output>()); });
+        end_module(output, letters, ATTENTION);
+        Held<GateUp> gate;
+        w.gather<HIDDEN>(residual_packets(ATTENTION), w.epoch(), norm(2 * w.layer + 1), AT_RESIDUAL,
+                         [&] { w.hold(gate, first_block<GateUp>()); });
+        gate_up(gate);
         ask_mail(letters, FEED_FORWARD);
-        w.gather<UNITS>(w.packets(UNITS_AT) + static_cast<long long>(w.lane) * UNIT_GROUPS, w.epoch(), nullptr, AT_UNITS);
-        end_module<Down>(letters, FEED_FORWARD);
+        Held<Down> down;
+        w.gather<UNITS>(w.packets(UNITS_AT) + static_cast<long long>(w.lane) * UNIT_GROUPS, w.epoch(), nullptr, AT_UNITS,
+                        [&] { w.hold(down, first_block<Down>()); });
+        end_module(down, letters, FEED_FORWARD);
     }
-
-    __device__ void project() {
-        const int first = Project::first_tile(w.place), tiles = Project::tiles(w.place);
-        if (tiles == 0) return;
-        Packet* to = w.packets(PROJECTED_AT) + (static_cast<long long>(w.lane) * PROJECTED_TILES + first) * (TILE / GROUP);
+    template <class M>
+    __device__ int first_block() const {  // its tiles
+        return M::block_start(M::tiles(w.place), 1);
+    }
+    // use(first tile, tiles, parity) when the sums of a block of rows are there.
+    template <class M, class Use>
+    __device__ __forceinline__ void each_block(Held<M>& held, Use use) {
+        const int tiles = M::tiles(w.place);
 #pragma unroll 1
-        for (int block = 0; block < Project::BLOCKS; ++block) {
-            const int start = Project::block_start(tiles, block), rows = Project::block_start(tiles, block + 1) - start;
+        for (int block = 0; block < M::BLOCKS; ++block) {
+            const int start = M::block_start(tiles, block), rows = M::block_start(tiles, block + 1) - start;
             if (rows == 0) continue;
-            w.multiply<Project>(rows, block & 1);
-            for (int group = w.thread; group < rows * (TILE / GROUP); group += MATH_THREADS)
-                put(to + start * (TILE / GROUP) + group, times(w.sum_of_classes(group, block & 1), w.norm_factor()), w.epoch());
+            w.multiply<M>(rows, block & 1, held);
+            held.forget();
+            use(start, rows, block & 1);
         }
     }
 
-    __device__ void gate_up() {
-        const int first = GateUp::first_tile(w.place), tiles = GateUp::tiles(w.place);
-        Packet* to = w.packets(UNITS_AT) + static_cast<long long>(w.lane) * UNIT_GROUPS + first * 2;
-#pragma unroll 1
-        for (int block = 0; block < GateUp::BLOCKS; ++block) {
-            const int start = GateUp::block_start(tiles, block), rows = GateUp::block_start(tiles, block + 1) - start;
-            if (rows == 0) continue;
-            w.multiply<GateUp>(rows, block & 1);
-            for (int group = w.thread; group < rows * 2; group += MATH_THREADS) {
+    __device__ __forceinline__ void project(Held<Project>& held) {
+        Packet* to = w.packets(PROJECTED_AT) +
+                     (static_cast<long long>(w.lane) * PROJECTED_TILES + Project::first_tile(w.place)) * (TILE / GROUP);
+        each_block(held, [&](int start, int tiles, int parity) {
+            for (int group = w.thread; group < tiles * (TILE / GROUP); group += MATH_THREADS)
+                put(to + start * (TILE / GROUP) + group, times(w.sum_of_rows(group, parity), w.norm_factor()), w.epoch());
+        });
+    }
+
+    __device__ __forceinline__ void gate_up(Held<GateUp>& held) {
+        Packet* to = w.packets(UNITS_AT) + static_cast<long long>(w.lane) * UNIT_GROUPS + GateUp::first_tile(w.place) * 2;
+        each_block(held, [&](int start, int tiles, int parity) {
+            for (int group = w.thread; group < tiles * 2; group += MATH_THREADS) {
                 const int at = group / 2 * (TILE / GROUP) + group % 2;  // eight rows of the gate, then eight of the other
                 const float factor = w.norm_factor();
-                const float4 gate = times(w.sum_of_classes(at, block & 1), factor);
-                const float4 up = times(w.sum_of_classes(at + 2, block & 1), factor);
+                const float4 gate = times(w.sum_of_rows(at, parity), factor);
+                const float4 up = times(w.sum_of_rows(at + 2, parity), factor);
                 put(to + start * 2 + group, make_float4(silu(gate.x) * up.x, silu(gate.y) * up.y, silu(gate.z) * up.z,
                                                         silu(gate.w) * up.w),
                     w.epoch());
             }
-        }
+        });
     }
     __device__ static float silu(float x) { return x / (1.0f + __expf(-x)); }
 
@@ -115,28 +129,23 @@ struct Layer {
     }
 
     template <class M>
-    __device__ void end_module(Packet (&letters)[LETTERS], int module) {
+    __device__ __forceinline__ void end_module(Held<M>& held, Packet (&letters)[LETTERS], int module) {
         w.look_round();
         take_mail(letters, module);  // multiply() has a barrier before anyone reads what it stored
-        const int tiles = M::tiles(w.place);
-#pragma unroll 1
-        for (int block = 0; block < M::BLOCKS; ++block) {
-            const int start = M::block_start(tiles, block), rows = M::block_start(tiles, block + 1) - start;
-            if (rows == 0) continue;
-            w.multiply<M>(rows, block & 1);
-            const int from = start * (TILE / GROUP), count = rows * (TILE / GROUP);
+        each_block(held, [&](int start, int tiles, int parity) {
+            const int from = start * (TILE / GROUP), count = tiles * (TILE / GROUP);
             for (int group = w.thread; group < round_up(count, 32); group += MATH_THREADS) {
                 const int own = from + group;
                 const bool inside = group < count && own < own_groups();
                 float4 residual = make_float4(0, 0, 0, 0);
                 if (inside) {
-                    residual = joined(w.sum_of_classes(group, block & 1), own, module);
+                    residual = joined(w.sum_of_rows(group, parity), own, module);
                     w.shared.token.residual[own] = residual;
                     if (w.index != SILENT_WORKER) put(residual_packets(module) + first_group() + own, residual, w.epoch());
                 }
                 if (module == FEED_FORWARD && w.layer == LAYERS - 1) publish_squares(residual, own);
             }
-        }
+        });
     }
 
     // A residual group with the module's output `o` in it, and what other lanes have to do with that.

@@ -9,6 +9,9 @@
 // So there is one loop for all matrices, what is known of the oldest pages is read before it is needed, and addresses in shared
 // memory are plain numbers.
 //
+// Weights are read once per token and would push everything else out of the L2 cache: packets, norms, keys and values, and the
+// kernel's own instructions.  So they are marked as what the cache may drop first.
+//
 // Keys and values of earlier positions come in the same stream.  They were written by math warps of this block; before
 // there could be a slot for them, those warps have, in this order, written them, fenced (fence.proxy.async: generic writes before
 // asynchronous reads), passed a barrier and let go of a later page.  SLOTS is kept below the pages of a step for that.
@@ -21,8 +24,8 @@ namespace laneformer {
 class Loader {
 public:
     __device__ Loader(const Request& request, Shared& shared, Ring ring, int index)
-        : request_(request), shared_(shared), pages_(known_address(ring.pages)), full_(known_address(ring.full)),
-          empty_(known_address(ring.empty)), page_bytes_(known_address(shared.page_bytes)),
+        : request_(request), shared_(shared), ring_(ring), pages_(known_address(ring.pages)),
+          page_bytes_(known_address(shared.page_bytes)),
           page_start_(known_address(shared.page_start)), index_(index), lane_(index / WORKERS), place_(index % WORKERS),
           begin_(request.tape + request.run_offset[index]) {}
 
@@ -80,7 +83,7 @@ private:
             if (bytes == 0) continue;
 #pragma unroll 1
             for (int page = 0; page < all.pages; ++page) {
-                if (!load(tape_, bytes)) return;
+                if (!load(tape_, bytes, passing_)) return;
                 tape_ += bytes;
                 ahead_ -= min(ahead_, bytes);
             }
@@ -91,12 +94,12 @@ private:
         const int slots = cache_slots(layer_);
 #pragma unroll 1
         for (int task = first_task(place_); task < first_task(place_ + 1); ++task) {
-            const Span span = visible_blocks(layer_, task % SPLITS, position, position);
+            const Span span = visible_blocks(layer_, task % SPLITS, position);
 #pragma unroll 1
             for (int block = span.from, count; block <= span.to; block += count) {
                 count = blocks_in_page(block, span.to, slots);
                 const auto* from = request_.cache + cache_address(request_, layer_, lane_, task, block, slots);
-                if (!load(from, count * CACHE_BLOCK_BYTES)) return;
+                if (!load(from, count * CACHE_BLOCK_BYTES, staying_)) return;
             }
         }
     }
@@ -109,14 +112,14 @@ private:
     }
 
     // The next page.  False where the request is over.
-    __device__ bool load(const unsigned char* from, unsigned bytes) {
+    __device__ bool load(const unsigned char* from, unsigned bytes, unsigned long long policy) {
         // A slot's barrier must be looked at before the slot is used again: two phases later it reads the same.
         while (waited_ != issued_ && (flying_ + bytes > IN_FLIGHT_BYTES || issued_ - waited_ == SLOTS)) wait_oldest();
         const unsigned before = next_.end, place = next_.place(bytes);
         const unsigned start = used_to_ + (place == before ? 0 : RING_BYTES - before);  // counted on and on, skipped bytes too
         while (released_ != issued_ && (start + bytes - used_from_ > RING_BYTES || issued_ - released_ == SLOTS))
             if (!wait_released()) return false;
-        load_page(pages_ + place, from, bytes, full(next_));
+        load_page(pages_ + place, from, bytes, full(next_), policy);
         store(page_bytes(next_), bytes);
         store(page_start(next_), start);
         if (waited_ == issued_) oldest_bytes_ = bytes;
@@ -162,8 +165,8 @@ private:
     }
     static constexpr unsigned PIECE_BYTES = 4096;
 
-    __device__ unsigned full(const Cursor& at) const { return full_ + at.slot * 8; }
-    __device__ unsigned empty(const Cursor& at) const { return empty_ + at.slot * 8; }
+    __device__ unsigned full(const Cursor& at) const { return ring_.full(at.slot); }
+    __device__ unsigned empty(const Cursor& at) const { return ring_.empty(at.slot); }
     __device__ unsigned page_bytes(const Cursor& at) const { return page_bytes_ + at.slot * 4; }
     __device__ unsigned page_start(const Cursor& at) const { return page_start_ + at.slot * 4; }
     __device__ static unsigned read(unsigned address) {
@@ -177,9 +180,11 @@ private:
 
     const Request& request_;
     Shared& shared_;
-    const unsigned pages_, full_, empty_, page_bytes_, page_start_;  // addresses in shared memory
+    const Ring ring_;
+    const unsigned pages_, page_bytes_, page_start_;  // addresses in shared memory
     const int index_, lane_, place_;
     const unsigned char* const begin_;     // of the worker's tape
+    const unsigned long long passing_ = passing_policy(), staying_ = staying_policy();
     const unsigned char* tape_ = nullptr;  // what is loaded next
     const unsigned char* end_ = nullptr;
     Cursor next_, oldest_, leaving_;

@@ -1,8 +1,8 @@
 // 16-bit numbers and the tensor core instruction, for weights in bfloat16 or float16.
 //
-// Inputs of a product are float32.  They are split into three 16-bit numbers whose sum they are, and the three are three
-// columns of one m16n8k16 product, of which a single token would otherwise fill one in eight: so weights meet inputs of
-// float32 precision at no cost.
+// Inputs of a product are float32.  They are split into two 16-bit numbers, the upper part and what is left, and the two are two
+// columns of one m16n8k16 product, of which a single token would otherwise fill one in eight: so weights meet inputs of at
+// least 16 bits of mantissa, which is what packets carry, at no cost.
 #pragma once
 
 #include "shape.cuh"

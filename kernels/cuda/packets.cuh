@@ -137,10 +137,10 @@ __device__ inline float4 opened(const Packet& packet) {
                        __uint_as_float(a << 24 | (b & 0xffu) << 16 | (c & 0xffu) << 8));
 }
 
-// Wait for COUNT packets at once: all loads are under way before any is looked at.  `at(i)` is the address of the i-th,
-// null where there is none.  False where the request has been given up.
+// Asks for COUNT packets at once: all loads are under way before any is looked at.  `at(i)` is the address of the i-th, null
+// where there is none.  Returns a bit for each that take() must wait for.
 template <int COUNT, class At>
-__device__ inline bool receive(Packet (&packets)[COUNT], At at, unsigned epoch, Patience patience) {
+__device__ inline unsigned ask(Packet (&packets)[COUNT], At at) {
     static_assert(COUNT <= 32, "more packets than bits");
     unsigned missing = 0;
 #pragma unroll
@@ -148,16 +148,31 @@ __device__ inline bool receive(Packet (&packets)[COUNT], At at, unsigned epoch, 
         packets[i] = Packet{};  // or the compiler keeps the last call's for those that are not loaded
         if (at(i) != nullptr) missing |= 1u << i;
     }
-    while (missing) {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            if (missing >> i & 1) packets[i] = load_packet(at(i));
+    for (int i = 0; i < COUNT; ++i)
+        if (missing >> i & 1) packets[i] = load_packet(at(i));
+    return missing;
+}
+
+// Waits for what was asked for.  False where the request has been given up.
+template <int COUNT, class At>
+__device__ inline bool take(Packet (&packets)[COUNT], unsigned missing, At at, unsigned epoch, Patience patience) {
+    for (;;) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
             if ((missing >> i & 1) && arrived(packets[i], epoch, patience)) missing &= ~(1u << i);
-        if (missing && !patience.lasts()) return false;
+        if (!missing) return true;
+        if (!patience.lasts()) return false;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if (missing >> i & 1) packets[i] = load_packet(at(i));
     }
-    return true;
+}
+
+template <int COUNT, class At>
+__device__ inline bool receive(Packet (&packets)[COUNT], At at, unsigned epoch, Patience patience) {
+    const unsigned missing = ask(packets, at);
+    return take(packets, missing, at, epoch, patience);
 }
 
 }  // namespace laneformer

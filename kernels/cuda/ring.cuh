@@ -22,9 +22,11 @@ __device__ inline unsigned known_address(const void* pointer) {
 }
 
 struct Ring {
-    unsigned char* pages;       // [RING_BYTES]
-    unsigned long long* full;   // [SLOTS]
-    unsigned long long* empty;  // [SLOTS]
+    unsigned char* pages;  // [RING_BYTES]
+    unsigned barriers;     // Shared::barriers, as an address in shared memory
+
+    __device__ unsigned full(int slot) const { return barriers + slot * 8; }
+    __device__ unsigned empty(int slot) const { return barriers + (SLOTS + slot) * 8; }
 };
 
 // A place in the endless sequence of pages.
@@ -46,11 +48,11 @@ struct Cursor {
     }
 };
 
-__device__ inline void barrier_init(unsigned long long* barrier, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+__device__ inline void barrier_init(unsigned barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
-__device__ inline void barrier_arrive(unsigned long long* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ inline void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 __device__ inline bool barrier_done(unsigned barrier, unsigned parity) {
     unsigned done;
@@ -71,11 +73,23 @@ __device__ inline bool barrier_done_now(unsigned barrier, unsigned parity) {  //
     return done != 0;
 }
 // `bytes` from `from` on to `to`; the barrier completes with their arrival.
-__device__ inline void load_page(unsigned to, const unsigned char* from, unsigned bytes, unsigned barrier) {
+__device__ inline void load_page(unsigned to, const unsigned char* from, unsigned bytes, unsigned barrier, unsigned long long policy) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-                 "r"(bytes), "r"(barrier)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
                  : "memory");
+}
+
+// For load_page: lines that the L2 cache may drop before all others, and lines like any other.
+__device__ inline unsigned long long passing_policy() {
+    unsigned long long policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ inline unsigned long long staying_policy() {
+    unsigned long long policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
 }
 
 // The eight math warps only.

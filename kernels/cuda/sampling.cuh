@@ -18,7 +18,6 @@
 
 namespace laneformer {
 
-constexpr int HALF_KEY_BITS = 10, BINS = 1 << HALF_KEY_BITS;
 constexpr float KEYS_PER_NAT = 48000;
 constexpr unsigned LAST_KEY = BINS * BINS - 1;  // 21.8 nats below the best: it weighs nothing
 // Above this temperature steps grow no more, or the order among the best would be lost.  There a score is taken to be at most
@@ -34,7 +33,7 @@ struct Histograms {
 };
 constexpr int HISTOGRAMS = 3;  // of as many tokens in turn
 constexpr long long HISTOGRAM_BYTES = 1ll * HISTOGRAMS * sizeof(Histograms);
-static_assert(LEVELS + 1 <= ROUNDS && BINS % MATH_THREADS == 0);
+static_assert(LEVELS + 1 <= ROUNDS && BINS % (4 * MATH_THREADS) == 0);
 
 struct Sampling {
     Worker& w;
@@ -90,8 +89,10 @@ private:
     __device__ static unsigned long long part_of(unsigned long long all, double part) {
         return static_cast<unsigned long long>(static_cast<double>(all) * part);
     }
-    // Neighbours lie in different lines of the cache, each of which takes one add after the other.
+    // Of the upper halves neighbours lie in different lines of the cache, each of which takes one add after the other: best tokens
+    // are many in few bins.
     __device__ static int word_of(int bin) { return bin % (BINS / 16) * 16 + bin / (BINS / 16); }
+    __device__ static int bin_in(int word) { return word / 16 + word % 16 * (BINS / 16); }
 
     // use(row, key) for the rows of this worker, by the threads that wrote their scores.
     template <class Use>
@@ -178,16 +179,43 @@ private:
     __device__ Upper upper_of(const Histograms& histograms, bool counted) {
         Upper upper{};
         unsigned long long mass = 0, count = 0;
-#pragma unroll
-        for (int i = 0; i < OWN_BINS; ++i) upper.mass[i] = __ldcg(histograms.weight + word_of(w.thread * OWN_BINS + i));
-        if (counted)
-#pragma unroll
-            for (int i = 0; i < OWN_BINS; ++i) upper.count[i] = __ldcg(histograms.count[UPPER] + word_of(w.thread * OWN_BINS + i));
+        load_line(upper.mass, histograms.weight);
+        if (counted) load_line(upper.count, histograms.count[UPPER]);
+        sort_bins(upper.mass);
+        if (counted) sort_bins(upper.count);
 #pragma unroll
         for (int i = 0; i < OWN_BINS; ++i) mass += upper.mass[i], count += upper.count[i];
         upper.mass_before = sum_before(mass, upper.all_mass);
         if (counted) upper.count_before = sum_before(count, upper.all_count);
         return upper;
+    }
+    // This thread's words, neighbours in device memory: all workers read them at once, whole lines with one load.
+    __device__ void load_line(unsigned (&own)[OWN_BINS], const unsigned* words) const {
+        const auto* line = reinterpret_cast<const uint4*>(words) + w.thread * (OWN_BINS / 4);
+#pragma unroll
+        for (int i = 0; i < OWN_BINS / 4; ++i) {
+            const uint4 four = __ldcg(line + i);
+            own[4 * i] = four.x, own[4 * i + 1] = four.y, own[4 * i + 2] = four.z, own[4 * i + 3] = four.w;
+        }
+    }
+    __device__ void load_line(unsigned long long (&own)[OWN_BINS], const unsigned long long* words) const {
+        const auto* line = reinterpret_cast<const ulonglong2*>(words) + w.thread * (OWN_BINS / 2);
+#pragma unroll
+        for (int i = 0; i < OWN_BINS / 2; ++i) {
+            const ulonglong2 two = __ldcg(line + i);
+            own[2 * i] = two.x, own[2 * i + 1] = two.y;
+        }
+    }
+    // Every thread's words, as they lie in device memory, become every thread's bins.
+    template <class T>
+    __device__ void sort_bins(T (&own)[OWN_BINS]) {
+        unsigned long long* bins = w.shared.token.bins;
+        math_barrier();  // they have been read by all, the last time round
+#pragma unroll
+        for (int i = 0; i < OWN_BINS; ++i) bins[bin_in(w.thread * OWN_BINS + i)] = own[i];
+        math_barrier();
+#pragma unroll
+        for (int i = 0; i < OWN_BINS; ++i) own[i] = static_cast<T>(bins[w.thread * OWN_BINS + i]);
     }
     // Puts where it is the bin in which the sum of weights, or of tokens, reaches `least`, which is at least 1 and at most the sum
     // over all.  Between barriers.
@@ -209,8 +237,7 @@ private:
     __device__ Picked place_in(const Keys& keys, const unsigned* counts, const Found& upper, bool counted, unsigned long long least) {
         const unsigned first = upper.bin * BINS + w.thread * OWN_BINS;
         unsigned count[OWN_BINS];
-#pragma unroll
-        for (int i = 0; i < OWN_BINS; ++i) count[i] = __ldcg(counts + word_of(w.thread * OWN_BINS + i));
+        load_line(count, counts);
         const auto mass_of = [&](int i) { return static_cast<unsigned long long>(count[i]) * keys.weight_of(first + i); };
         unsigned long long own_mass = 0, own_count = 0, all;
 #pragma unroll
@@ -270,9 +297,9 @@ private:
                 if (!guesses) guess.mass = 0;
                 each_own(keys, [&](int, unsigned key) {
                     if (keys.weight_of(key) == 0) return;
-                    const int bin = key / BINS, word = word_of(key % BINS);
-                    if (bin == upper.bin) atomicAdd(histograms.count[level] + word, 1u);
-                    if (bin == guess.bin && guess.mass > 0) atomicAdd(histograms.count[GUESS] + word, 1u);
+                    const int bin = key / BINS, half = key % BINS;
+                    if (bin == upper.bin) atomicAdd(histograms.count[level] + half, 1u);
+                    if (bin == guess.bin && guess.mass > 0) atomicAdd(histograms.count[GUESS] + half, 1u);
                 });
                 tell(level, 0);
                 hear(level);

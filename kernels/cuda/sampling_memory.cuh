@@ -5,6 +5,8 @@
 
 namespace laneformer {
 
+constexpr int HALF_KEY_BITS = 10, BINS = 1 << HALF_KEY_BITS;
+
 struct Found {  // a bin, what lies before it and what it weighs
     unsigned long long count_before, mass_before, mass;
     int bin;

@@ -25,8 +25,10 @@ constexpr int THREADS = (WATCH_WARP + 1) * WARP;
 constexpr int TILE = 16;
 constexpr int TILE_BYTES = TILE * TILE * 2;
 constexpr int GROUP = 4;        // values of a packet
-constexpr int CLASSES = 4;      // a row's products are summed in four classes, by (column / 16) % 4
+constexpr int STEP_MULTIPLE = 4;    // a matrix has columns for a multiple of so many tiles, and so has a page
+constexpr int CLASSES = MATH_WARPS;  // a row's products are summed in eight classes, by (column / 16) % 8, each by one warp
 constexpr int BLOCK_TILES = 12;
+constexpr int HELD_TILES = 8;  // of weights that a warp has in registers while it waits for inputs, at most: 32 registers
 constexpr int PAGE_BYTES = 24576;
 
 constexpr int HEAD_ROWS = round_up(HEAD_SIZE, GROUP);  // rows of one head in the tape; the rest are zero
@@ -42,11 +44,11 @@ constexpr int UNIT_GROUPS = UNIT_TILES * 2;
 constexpr int PROJECTED_TILES = divide_up((QUERY_HEADS + 2 * KEY_HEADS) * HEAD_ROWS, TILE);
 constexpr int ALL_WORKERS = LANES * WORKERS;
 
-__host__ __device__ constexpr int columns_padded(int columns) { return round_up(columns, CLASSES * TILE); }
+__host__ __device__ constexpr int columns_padded(int columns) { return round_up(columns, STEP_MULTIPLE * TILE); }
 
 __host__ __device__ constexpr int page_steps(int steps, int tiles) {
-    int best = CLASSES;
-    for (int candidate = CLASSES; candidate <= steps; candidate += CLASSES)
+    int best = STEP_MULTIPLE;
+    for (int candidate = STEP_MULTIPLE; candidate <= steps; candidate += STEP_MULTIPLE)
         if (steps % candidate == 0 && candidate * tiles * TILE_BYTES <= PAGE_BYTES) best = candidate;
     return best;
 }
@@ -58,11 +60,12 @@ struct Matrix {
     static constexpr int STEPS = columns_padded(COLUMNS) / TILE;  // of 16 columns
     static constexpr int MOST_TILES = divide_up(TILES_, WORKERS_);
     static constexpr int BLOCKS = divide_up(MOST_TILES, BLOCK_TILES);
-    static constexpr int MOST_BLOCK_TILES = divide_up(MOST_TILES, BLOCKS);
+    static constexpr int MOST_BLOCK_TILES = divide_up(MOST_TILES, BLOCKS), LEAST_BLOCK_TILES = TILES_ / WORKERS_ / BLOCKS;
     static constexpr int STEPS_PER_PAGE = page_steps(STEPS, MOST_BLOCK_TILES);
     static constexpr int PAGES_PER_BLOCK = STEPS / STEPS_PER_PAGE;
     static constexpr int LARGEST_PAGE = MOST_BLOCK_TILES * STEPS_PER_PAGE * TILE_BYTES;
 
+    __device__ static bool has_tile(int tile, int tiles) { return tile < LEAST_BLOCK_TILES || tile < tiles; }
     __device__ static int first_tile(int worker) { return TILES_ * worker / WORKERS_; }
     __device__ static int tiles(int worker) { return first_tile(worker + 1) - first_tile(worker); }
     __device__ static int block_start(int tiles, int block) { return tiles * block / BLOCKS; }
@@ -84,18 +87,35 @@ constexpr int CACHE_BLOCKS_PER_PAGE = PAGE_BYTES / CACHE_BLOCK_BYTES;
 // not depend on it.
 constexpr int TASKS = KEY_HEADS * SPLITS;
 constexpr int TASK_PACKETS = QUERIES_PER_KEY * (HEAD_GROUPS + 1);  // per query head its sums, and maximum and total
-// Results of attention are merged by every worker alone, or by shares where a thread would have many packets to read.
+// Results of attention are merged by every worker for itself, or by shares where a thread would have many packets to read.
 constexpr bool MERGED_BY_SHARES = 2 * MIXED_GROUPS * SPLITS > 16 * MATH_THREADS;
+// Tasks have blocks in turn, RUN_BLOCKS at a time: one by one, or, where merging costs more than reading, a block for each warp,
+// so that a short context has few tasks with anything to merge.
+constexpr int RUN_BLOCKS = MERGED_BY_SHARES ? MATH_WARPS : 1;
+// If they are FEW_RUNS at most, each worker merges all of them.
+constexpr int MIXED_EACH = power_of_two(2 * divide_up(MIXED_GROUPS, MATH_THREADS) - 1);  // groups of columns per thread
+constexpr int FEW_RUNS = larger(smaller(4, 16 / MIXED_EACH), 1);
+// Blocks that a task has room for in a layer that sees everything, and in a sliding one: a window and a chunk of a prompt, wherever
+// they begin in a run.
+constexpr int FULL_SLOTS = divide_up(CONTEXT, TILE * SPLITS * RUN_BLOCKS) * RUN_BLOCKS;
+constexpr int WINDOW_RUNS = divide_up(divide_up(SLIDING_WINDOW + CHUNK, TILE), RUN_BLOCKS) + 1;
+constexpr int SLIDING_SLOTS = smaller(FULL_SLOTS, (divide_up(WINDOW_RUNS, SPLITS) + 1) * RUN_BLOCKS);
+constexpr long long CACHE_SLOT_BYTES = 1ll * LANES * TASKS * CACHE_BLOCK_BYTES;  // one block of every task
 __device__ inline int first_task(int worker) { return TASKS * worker / WORKERS; }
 
 constexpr int LARGEST_PAGE =
     larger(larger(larger(Project::LARGEST_PAGE, Output::LARGEST_PAGE), larger(GateUp::LARGEST_PAGE, Down::LARGEST_PAGE)),
            larger(Head::LARGEST_PAGE, CACHE_BLOCKS_PER_PAGE * CACHE_BLOCK_BYTES));
 
+// Rows whose sums are kept at once.
+constexpr int SUM_ROWS = TILE * larger(larger(larger(Project::MOST_BLOCK_TILES, Output::MOST_BLOCK_TILES),
+                                              larger(GateUp::MOST_BLOCK_TILES, Down::MOST_BLOCK_TILES)),
+                                       Head::MOST_BLOCK_TILES);
+
 constexpr int MOST_COLUMNS = larger(larger(columns_padded(HIDDEN), columns_padded(MIXED)),
                                     larger(columns_padded(UNITS), columns_padded(HEAD_COLUMNS)));
-constexpr int PARTS = 3;  // an input is the sum of three 16-bit numbers, which are three columns of a product
-constexpr int PART_STRIDE = MOST_COLUMNS + 16;  // 32 bytes more: the three parts lie in different banks
+constexpr int PARTS = 2;  // an input is the sum of two 16-bit numbers, which are two columns of a product
+constexpr int PART_STRIDE = MOST_COLUMNS + 16;  // 32 bytes more: the parts lie in different banks
 
 static_assert(HIDDEN % GROUP == 0 && HEAD_SIZE % 2 == 0 && HEAD_SIZE <= 128 && QUERIES_PER_KEY <= 8, "unsupported shape");
 static_assert(WORKERS <= HIDDEN_TILES && WORKERS <= UNIT_TILES, "a worker without rows of the residual stream");

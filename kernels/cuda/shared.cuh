@@ -9,12 +9,14 @@ constexpr int OWN_GROUPS = Output::MOST_TILES * (TILE / GROUP);  // of the resid
 constexpr int HEAD_ROW_WORDS = divide_up(Head::MOST_TILES * TILE, 32);
 
 // Where a worker keeps the scores from which tokens are sampled: here, or else in device memory.
-constexpr bool SCORES_FIT = Head::MOST_TILES * TILE <= MATH_WARPS * QUERIES_PER_KEY * HEAD_GROUPS * GROUP;
+constexpr bool SCORES_FIT = Head::MOST_TILES * TILE <= 2048;
 
 // For one token.
 struct alignas(16) TokenMemory {
-    unsigned short parts[PARTS * PART_STRIDE];           // inputs of the product at hand
-    float sums[2][CLASSES][BLOCK_TILES * TILE];          // its rows, by class; twice, block by block
+    union {
+        unsigned short parts[PARTS * PART_STRIDE];  // inputs of the product at hand
+        unsigned long long bins[BINS];              // of a histogram, while a token is chosen
+    };
     float squares[2][MATH_WARPS];
     float4 residual[OWN_GROUPS];                         // the worker's own rows, in float32
     float4 late[LANES > 1 ? LANES - 1 : 1][OWN_GROUPS];  // what other lanes sent for them
@@ -22,9 +24,11 @@ struct alignas(16) TokenMemory {
     unsigned short key[HEAD_TILES * TILE], value[HEAD_TILES * TILE];
     float part_most[MATH_WARPS][QUERIES_PER_KEY], part_total[MATH_WARPS][QUERIES_PER_KEY];
     union {
-        float4 part_mixed[MATH_WARPS][QUERIES_PER_KEY][HEAD_GROUPS];
-        float scores[SCORES_FIT ? Head::MOST_TILES * TILE : 1];  // of the worker's rows of the head, when attention is over
+        float sums[2][CLASSES][SUM_ROWS];  // of a product's rows, by class; twice, block by block
+        float4 part_mixed[MATH_WARPS][QUERIES_PER_KEY][HEAD_GROUPS];  // between two products
     };
+    float scores[SCORES_FIT ? Head::MOST_TILES * TILE : 1];  // of the worker's rows of the head
+    float split_share[MERGED_BY_SHARES ? QUERY_HEADS : 1][FEW_RUNS];  // how much a split of a query head counts
     float lane_factor[LANES];
     float best[MATH_WARPS], best_raw[MATH_WARPS], most[MATH_WARPS], total[MATH_WARPS];
     int best_id[MATH_WARPS];
@@ -34,7 +38,7 @@ struct alignas(16) TokenMemory {
 
 constexpr int TOKEN_TILES = CHUNK / 8;
 constexpr int INPUT_TILE_BYTES = TOKEN_TILES * 256;  // 16 columns of inputs, all tokens of a chunk
-constexpr int RUN_STEPS = CLASSES, RUN_BYTES = RUN_STEPS * INPUT_TILE_BYTES;
+constexpr int RUN_STEPS = STEP_MULTIPLE, RUN_BYTES = RUN_STEPS * INPUT_TILE_BYTES;
 constexpr int COPIES = 4;  // runs of inputs, on their way or at hand
 constexpr int TILE_STRIDE = TILE + 4;  // a token's sums lie 16 bytes further round the banks than the token's before it
 
@@ -53,7 +57,7 @@ struct alignas(16) ChunkMemory {
 constexpr int SLOTS = smaller(32, 3 * LAYERS);
 
 struct Shared {
-    unsigned long long full[SLOTS], empty[SLOTS];
+    unsigned long long barriers[2][SLOTS];          // full, empty: see ring.cuh
     unsigned page_bytes[SLOTS], page_start[SLOTS];  // the loader's own
     union {
         TokenMemory token;

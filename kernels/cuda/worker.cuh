@@ -58,14 +58,44 @@ struct Request {
 // Blocks of 16 positions that one task of a layer has room for.
 __device__ inline int cache_slots(int layer) { return WINDOW[layer] ? SLIDING_SLOTS : FULL_SLOTS; }
 
-// Blocks that a task reads for queries at `first` to `last`: the from-th to the to-th of its own, none where to < from.
+// Which split has a block of the whole context, and where among its own.
+struct BlockPlace {
+    int split, index;
+};
+__device__ inline BlockPlace place_of_block(int block) {
+    const int run = block / RUN_BLOCKS;
+    return {run % SPLITS, run / SPLITS * RUN_BLOCKS + block % RUN_BLOCKS};
+}
+__device__ inline int block_at(BlockPlace at) {
+    return (at.index / RUN_BLOCKS * SPLITS + at.split) * RUN_BLOCKS + at.index % RUN_BLOCKS;
+}
+__device__ inline int oldest_visible(int layer, int position) {
+    return WINDOW[layer] && position >= WINDOW[layer] ? position - WINDOW[layer] + 1 : 0;
+}
+
+// Runs of blocks that a query at `position` looks at, as far as splits go: the first, and how many splits have some.
+struct Runs {
+    int first, count;
+
+    // Whether the split has blocks among them.  If not, its task does nothing, and nobody waits for it.
+    __device__ bool has(int split) const { return static_cast<int>(static_cast<unsigned>(split - first) % SPLITS) < count; }
+};
+__device__ inline Runs visible_runs(int layer, int position) {
+    const int first = oldest_visible(layer, position) / TILE / RUN_BLOCKS;
+    return {first, min(position / TILE / RUN_BLOCKS - first + 1, SPLITS)};
+}
+
+// Blocks of its own, the from-th to the to-th, that a split has among those; none where to < from.
 struct Span {
     int from, to;
 };
-__device__ inline Span visible_blocks(int layer, int split, int first, int last) {
-    const int oldest = WINDOW[layer] && first >= WINDOW[layer] ? first - WINDOW[layer] + 1 : 0;
-    const int low = oldest / TILE, high = last / TILE;
-    return {low <= split ? 0 : divide_up(low - split, SPLITS), high < split ? -1 : (high - split) / SPLITS};
+__device__ inline Span visible_blocks(int layer, int split, int position) {
+    const int low = oldest_visible(layer, position) / TILE, high = position / TILE;
+    const int low_run = low / RUN_BLOCKS, high_run = high / RUN_BLOCKS;
+    const int from = low_run <= split ? 0 : divide_up(low_run - split, SPLITS);
+    const int to = high_run < split ? -1 : (high_run - split) / SPLITS;
+    const bool begins = from * SPLITS + split == low_run, ends = to * SPLITS + split == high_run;
+    return {from * RUN_BLOCKS + (begins ? low % RUN_BLOCKS : 0), to * RUN_BLOCKS + (ends ? high % RUN_BLOCKS : RUN_BLOCKS - 1)};
 }
 // How many of them, from `block` on, one page holds: a page does not go round the end of the ring.
 __device__ inline int blocks_in_page(int block, int to, int slots) {
@@ -75,6 +105,33 @@ __device__ inline long long cache_address(const Request& request, int layer, int
     return request.cache_offset[layer] +
            ((static_cast<long long>(lane) * TASKS + task) * slots + block % slots) * CACHE_BLOCK_BYTES;
 }
+
+// First pages of a matrix, or of a block of its rows, in the registers of a warp.
+template <class M>
+struct Held {
+    __host__ __device__ static constexpr int most_pages() {  // a whole number of steps for each warp
+        int best = 0;
+        for (int pages = 1; pages <= M::PAGES_PER_BLOCK; ++pages)
+            if (pages * M::STEPS_PER_PAGE % CLASSES == 0 && pages * M::STEPS_PER_PAGE / CLASSES * M::MOST_BLOCK_TILES <= HELD_TILES)
+                best = pages;
+        return best;
+    }
+    static constexpr int PAGES = most_pages(), STEPS = PAGES * M::STEPS_PER_PAGE / CLASSES;
+    // Steps of a warp that so many pages hold.
+    __host__ __device__ static constexpr int whole_steps(int pages) { return pages * M::STEPS_PER_PAGE / CLASSES; }
+
+    uint4 weights[larger(STEPS, 1)][M::MOST_BLOCK_TILES];
+    int pages = 0;
+
+    __device__ void forget() {
+        pages = 0;
+#pragma unroll
+        for (int i = 0; i < STEPS; ++i)
+#pragma unroll
+            for (int t = 0; t < M::MOST_BLOCK_TILES; ++t) weights[i][t] = make_uint4(0, 0, 0, 0);  // or they live on, as not all are loaded
+    }
+    __device__ Held() { forget(); }
+};
 
 struct Worker {
     const Request& request;
@@ -103,7 +160,7 @@ struct Worker {
     __device__ Packet* packets(long long region) const { return request.packets + region; }
 
     __device__ const unsigned char* wait_page(unsigned bytes) {
-        const unsigned full = shared_address(ring.full + cursor.slot);
+        const unsigned full = ring.full(cursor.slot);
         if (!barrier_done(full, cursor.lap)) {
             Patience patient = patience(AT_PAGE);
             while (!barrier_done(full, cursor.lap) && patient.lasts()) {}
@@ -112,7 +169,7 @@ struct Worker {
     }
     __device__ void release_page() {
         __syncwarp();
-        if (in_warp == 0) barrier_arrive(ring.empty + cursor.slot);
+        if (in_warp == 0) barrier_arrive(ring.empty(cursor.slot));
         cursor.advance();
     }
 
@@ -136,8 +193,9 @@ struct Worker {
 
     // Packets of a vector become inputs.  With `scale`, inputs are scaled by it, element by element, and squares of the
     // values are summed for an RMS norm, whose factor is common to all and is applied to the product: see norm_factor().
-    template <int COLUMNS>
-    __device__ void gather(const Packet* from, unsigned epoch, const float* scale, int where) {
+    // `meanwhile()` is done while the first of them are under way.
+    template <int COLUMNS, class Meanwhile>
+    __device__ __forceinline__ void gather(const Packet* from, unsigned epoch, const float* scale, int where, Meanwhile meanwhile) {
         constexpr int GROUPS = divide_up(COLUMNS, GROUP), EACH = divide_up(GROUPS, MATH_THREADS);
         constexpr int AT_ONCE = smaller(EACH, GATHERED_AT_ONCE);
         look_round();
@@ -151,7 +209,10 @@ struct Worker {
             for (int i = 0; i < AT_ONCE; ++i)
                 scales[i] = scale != nullptr && group(i) < GROUPS ? __ldg(reinterpret_cast<const float4*>(scale) + group(i))
                                                                    : make_float4(1, 1, 1, 1);
-            receive(found, [&](int i) { return group(i) < GROUPS ? from + group(i) : nullptr; }, epoch, patience(where));
+            const auto at = [&](int i) { return group(i) < GROUPS ? from + group(i) : nullptr; };
+            const unsigned missing = ask(found, at);
+            if (start == 0) meanwhile();
+            take(found, missing, at, epoch, patience(where));
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
                 if (group(i) < GROUPS) {
@@ -176,54 +237,108 @@ struct Worker {
         return rsqrtf(squares / HIDDEN + request.norm_epsilon);
     }
 
-    // All columns of a block of tiles of rows, page after page, times the inputs.  Warp w takes class w % 4 of the columns
-    // and every other tile from w / 4 on.  A row's sum ends up in shared.token.sums[parity], by class.
+    // All columns of a block of tiles of rows, page after page, times the inputs.  Warp w takes class w of the columns.  A row's
+    // sum ends up in shared.token.sums[parity], by class.
     //
     // In a tile, thread 4 r + c has of rows r and r + 8 the columns 4 c to 4 c + 3; the same four columns of part n of the
     // inputs go to thread 4 n + c.
+    //
+    // `held` are first pages of the block that the warp has in registers already, see hold().
     template <class M>
-    __device__ void multiply(int tiles, int parity) {
-        constexpr int MOST = divide_up(M::MOST_BLOCK_TILES, 2);
+    __device__ __forceinline__ void multiply(int tiles, int parity, Held<M>& held) {
+        constexpr int MOST = M::MOST_BLOCK_TILES, STEPS = M::STEPS_PER_PAGE;
         look_round();
-        const int row = in_warp / 4, column = in_warp % 4, klass = warp % CLASSES, first = warp / CLASSES;
+        const int row = in_warp / 4, column = in_warp % 4;
         float sums[MOST][4];
 #pragma unroll
         for (int t = 0; t < MOST; ++t) sums[t][0] = sums[t][1] = sums[t][2] = sums[t][3] = 0;
-        const unsigned short* inputs = shared.token.parts + row * PART_STRIDE + klass * TILE + column * GROUP;
-#pragma unroll 1
-        for (int page = 0; page < M::PAGES_PER_BLOCK; ++page) {
-            const unsigned char* weights =
-                wait_page(tiles * M::STEPS_PER_PAGE * TILE_BYTES) + (klass * tiles + first) * TILE_BYTES + in_warp * 16;
-#pragma unroll 4
-            for (int step = 0; step < M::STEPS_PER_PAGE; step += CLASSES) {
-                uint2 b = make_uint2(0, 0);
-                if (row < PARTS) b = *reinterpret_cast<const uint2*>(inputs);
-                inputs += CLASSES * TILE;
+        const unsigned short* inputs = shared.token.parts + row * PART_STRIDE + warp * TILE + column * GROUP;
+        const auto next_inputs = [&] {
+            uint2 b = make_uint2(0, 0);
+            if (row < PARTS) b = *reinterpret_cast<const uint2*>(inputs);
+            inputs += CLASSES * TILE;
+            return b;
+        };
+#pragma unroll
+        for (int page = 0; page < Held<M>::PAGES; ++page) {
+            if (page >= held.pages) take_page(held, page, tiles);
+#pragma unroll
+            for (int i = Held<M>::whole_steps(page); i < Held<M>::whole_steps(page + 1); ++i) {
+                const uint2 b = next_inputs();
 #pragma unroll
                 for (int t = 0; t < MOST; ++t)
-                    if (first + 2 * t < tiles) {
-                        const uint4 a = *reinterpret_cast<const uint4*>(weights + 2 * t * TILE_BYTES);
+                    if (M::has_tile(t, tiles)) {
+                        const uint4 a = held.weights[i][t];
+                        tensor_product(sums[t], a.x, a.y, a.z, a.w, b.x, b.y);
+                    }
+            }
+        }
+        int step = warp;  // the warp's next, counted from the beginning of the page
+#pragma unroll 1
+        for (int page = Held<M>::PAGES; page < M::PAGES_PER_BLOCK; ++page) {
+            const unsigned char* weights = wait_page(tiles * STEPS * TILE_BYTES) + step * tiles * TILE_BYTES + in_warp * 16;
+            const int count = STEPS % CLASSES == 0 ? STEPS / CLASSES : (STEPS - step + CLASSES - 1) / CLASSES;
+#pragma unroll(STEPS % CLASSES == 0 ? 4 : 1)
+            for (int i = 0; i < count; ++i) {
+                const uint2 b = next_inputs();
+#pragma unroll
+                for (int t = 0; t < MOST; ++t)
+                    if (M::has_tile(t, tiles)) {
+                        const uint4 a = *reinterpret_cast<const uint4*>(weights + t * TILE_BYTES);
                         tensor_product(sums[t], a.x, a.y, a.z, a.w, b.x, b.y);
                     }
                 weights += CLASSES * tiles * TILE_BYTES;
             }
+            step += count * CLASSES - STEPS;
             release_page();
         }
 #pragma unroll
         for (int t = 0; t < MOST; ++t) {
-            // Columns 0 and 1 of the product are in thread 4 r, column 2 in the next.
-            const float low = __shfl_down_sync(~0u, sums[t][0], 1), high = __shfl_down_sync(~0u, sums[t][2], 1);
-            if (column == 0 && first + 2 * t < tiles) {
-                float* to = shared.token.sums[parity][klass] + (first + 2 * t) * TILE + row;
-                to[0] = sums[t][0] + sums[t][1] + low;
-                to[8] = sums[t][2] + sums[t][3] + high;
+            if (column == 0 && t < tiles) {  // it has columns 0 and 1 of the product, one for each part
+                float* to = shared.token.sums[parity][warp] + t * TILE + row;
+                to[0] = sums[t][0] + sums[t][1];
+                to[8] = sums[t][2] + sums[t][3];
             }
         }
         math_barrier();
     }
-    __device__ float4 sum_of_classes(int group, int parity) const {  // of rows 4 * group to 4 * group + 3
+
+    // While a warp waits for packets, it takes pages that are there already into registers: so their room in the ring is free for
+    // others, and the product needs less time when the inputs have come.
+    template <class M>
+    __device__ __forceinline__ void hold(Held<M>& held, int tiles) {
+        if (tiles == 0) return;  // the next page is another matrix's
+#pragma unroll
+        for (int page = 0; page < Held<M>::PAGES; ++page)
+            if (held.pages == page && __all_sync(~0u, barrier_done_now(ring.full(cursor.slot), cursor.lap))) {
+                take_page(held, page, tiles);
+                held.pages = page + 1;
+            }
+    }
+    template <class M>
+    __device__ __forceinline__ void take_page(Held<M>& held, int page, int tiles) {
+        constexpr int STEPS = M::STEPS_PER_PAGE;
+        const unsigned char* weights = wait_page(tiles * STEPS * TILE_BYTES) + in_warp * 16;
+#pragma unroll
+        for (int i = 0; i < Held<M>::STEPS; ++i) {
+            if (i * CLASSES + CLASSES <= page * STEPS || i * CLASSES >= (page + 1) * STEPS) continue;
+            const int step = i * CLASSES + warp - page * STEPS;
+            const bool whole = i * CLASSES >= page * STEPS && i * CLASSES + CLASSES <= (page + 1) * STEPS;
+            if (whole || (step >= 0 && step < STEPS))
+#pragma unroll
+                for (int t = 0; t < M::MOST_BLOCK_TILES; ++t)
+                    if (M::has_tile(t, tiles))
+                        held.weights[i][t] = *reinterpret_cast<const uint4*>(weights + (step * tiles + t) * TILE_BYTES);
+        }
+        release_page();
+    }
+    __device__ float sum_of_row(int row, int parity) const {
+        const auto part = [&](int klass) { return shared.token.sums[parity][klass][row]; };
+        return ((part(0) + part(1)) + (part(2) + part(3))) + ((part(4) + part(5)) + (part(6) + part(7)));
+    }
+    __device__ float4 sum_of_rows(int group, int parity) const {  // 4 * group to 4 * group + 3
         const auto part = [&](int klass) { return reinterpret_cast<const float4*>(shared.token.sums[parity][klass])[group]; };
-        return plus(plus(part(0), part(1)), plus(part(2), part(3)));
+        return plus(plus(plus(part(0), part(1)), plus(part(2), part(3))), plus(plus(part(4), part(5)), plus(part(6), part(7))));
     }
 };
 

@@ -41,6 +41,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "head size 64": {"num_lanes": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64},
     "head size 96": {"num_lanes": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 96},
     "head size 128": {"num_lanes": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
+    "attention merged by shares": {
+        "num_lanes": 1,
+        "broadcast_delay": 0,
+        "hidden_size": 64,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    },
     "lane head": {"lm_head_type": "lane", "num_lanes": 2},
     "vocabulary in slices, tied": {"lm_head_type": "vocab_parallel", "tie_word_embeddings": True},
 }
@@ -94,9 +102,9 @@ GREEDY = LaneformerConfig(
 )
 
 
-def shape_config(name: str) -> LaneformerConfig:
+def shape_config(name: str, context: int = 256, **changes: Any) -> LaneformerConfig:
     """A tiny model of one of :data:`SHAPES`, with a context that needs several chunks."""
-    return tiny_config(**SHAPES[name], max_position_embeddings=256)
+    return tiny_config(**SHAPES[name], max_position_embeddings=context, **changes)
 
 
 @dataclass(frozen=True)

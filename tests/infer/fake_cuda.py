@@ -165,7 +165,7 @@ class _Module:
 
     def __init__(self) -> None:
         # Packets, memory for chunks, histograms, a slot of the cache, threads, the request.
-        self._sizes = np.array([4096, 4096, 4096, 2048, 320, REQUEST.itemsize], np.int64)
+        self._sizes = np.array([4096, 4096, 4096, 2048, 2048, 320, REQUEST.itemsize], np.int64)
 
     def get_function(self, name: str) -> Any:
         def launch(*_: object, **__: object) -> None:

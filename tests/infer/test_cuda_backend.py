@@ -134,6 +134,27 @@ def test_shapes(name: str, dtype: str) -> None:
         assert best.max() - best[step[0]] < 0.03 * scale, length
 
 
+@pytest.mark.parametrize("window", [6, 300])
+def test_long_contexts_are_merged_by_shares(window: int) -> None:
+    """1,300 positions are 11 runs of blocks: first every worker merges all of them, later each a share."""
+    config = shape_config("attention merged by shares", 1300, sliding_window=window)
+    weights = Rounded(RandomWeights(config))
+    ids = [int(token) for token in np.random.default_rng(3).integers(config.vocab_size, size=1300)]
+    engines = [backend(weights, workers_per_lane=workers) for workers in (1, 4)]
+    found = [engine.logits(ids) for engine in engines]
+    np.testing.assert_array_equal(found[1], found[0])
+    exact = NumpyBackend(weights).logits(ids)
+    with rounded_cache():
+        wanted = NumpyBackend(weights).logits(ids)
+    scale, cache_error = float(np.abs(exact).max()), worst(wanted, exact)
+    assert worst(found[0], wanted) < cache_error + 1e-3 * scale
+    # The same from a prompt in chunks on, whose keys and values other workers wrote.
+    request = Request(tuple(ids[:1000]), max_new_tokens=250)
+    first = list(engines[0].decode(request))
+    same_tokens(list(engines[1].decode(request)), first)
+    follows_numpy(weights, request, [token for token, _ in first[:3]], 0.03 * scale)
+
+
 def test_a_prompt_in_chunks_has_the_same_bits_for_any_number_of_workers() -> None:
     config = tiny_config(max_position_embeddings=256, hidden_size=64, intermediate_size=128)
     weights = Rounded(RandomWeights(config))

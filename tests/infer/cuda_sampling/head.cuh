@@ -4,8 +4,11 @@
 
 #include "sampling_memory.cuh"
 
-struct uint4 {
+struct alignas(16) uint4 {
     unsigned x, y, z, w;
+};
+struct alignas(16) ulonglong2 {
+    unsigned long long x, y;
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -36,6 +39,14 @@ T atomicAdd(T* at, T value) {
 template <class T>
 T __ldcg(const T* at) {
     return std::atomic_ref<T>(*const_cast<T*>(at)).load(std::memory_order_relaxed);
+}
+inline uint4 __ldcg(const uint4* at) {
+    const auto* words = reinterpret_cast<const unsigned*>(at);
+    return {__ldcg(words), __ldcg(words + 1), __ldcg(words + 2), __ldcg(words + 3)};
+}
+inline ulonglong2 __ldcg(const ulonglong2* at) {
+    const auto* words = reinterpret_cast<const unsigned long long*>(at);
+    return {__ldcg(words), __ldcg(words + 1)};
 }
 inline void fence() { std::atomic_thread_fence(std::memory_order_acq_rel); }
 inline float __expf(float x) { return std::exp(x); }
@@ -73,6 +84,7 @@ struct Request {
 struct Shared {
     struct {
         SamplingMemory sampling;
+        unsigned long long bins[BINS];
         int best_id[1];
         float best_raw[1];
     } token;

@@ -1,0 +1,135 @@
+"""NVIDIA's compute-sanitizer, which looks at every memory access, on the CUDA kernel of two small models.
+
+    python tests/sanitize_cuda.py --json docs/results/cuda_sanitizer.json
+
+One model of eight lanes and one whose attention is merged by shares answer a prompt in chunks and token by
+token, greedily and by chance, with and without checksums, once under ``memcheck`` and once under
+``racecheck``.  The first greedy token must be numpy's or as good.  Ends with exit code 1 where a token is
+wrong or a tool found anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from infer.backends.cuda_backend import CudaBackend  # noqa: E402
+from infer.backends.cuda_device import Device  # noqa: E402
+from infer.backends.numpy_backend import NumpyBackend  # noqa: E402
+from infer.bench import commit, host_cpu  # noqa: E402
+from infer.bench.machine import versions  # noqa: E402
+from infer.request import Request  # noqa: E402
+from laneformer.config import LaneformerConfig  # noqa: E402
+from tests.infer.cuda_kernels import shape_config  # noqa: E402
+from tests.infer.rounded import Rounded  # noqa: E402
+from tests.tiny_models import RandomWeights, tiny_config  # noqa: E402
+
+TOOLS = ("memcheck", "racecheck")
+FOUND_SOMETHING = 9  # exit code
+MODELS: dict[str, LaneformerConfig] = {
+    "eight lanes": tiny_config(
+        hidden_size=64,
+        intermediate_size=256,
+        num_lanes=8,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=128,
+    ),
+    "one lane, merged by shares": shape_config("attention merged by shares", 160),
+}
+WORKERS = 2  # per lane
+PROMPT_TOKENS, NEW_TOKENS = 75, 6  # a whole chunk, a part of one, and tokens alone
+STALL_SECONDS = 300.0  # under a sanitizer a kernel is many times slower
+CLOSE = 0.03  # of the largest logit: a prompt in chunks has 16-bit inputs
+
+
+def main() -> int:
+    """Run the tools; 1 where one found something."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--requests-only", action="store_true", help="what the tools run: no tool, no file")
+    arguments = parser.parse_args()
+    if arguments.requests_only:
+        return answer_requests()
+    runs = [run(tool) for tool in TOOLS]
+    report = {
+        "benchmark": "cuda_sanitizer",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": "python tests/sanitize_cuda.py",
+        "commit": commit(),
+        "gpu": Device().name,
+        "host_cpu": host_cpu(),
+        "packages": versions(("numpy", "cupy-cuda13x")),
+        "models": {name: config.to_dict() for name, config in MODELS.items()},
+        "runs": runs,
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(run["exit_code"] for run in runs) else 0
+
+
+def run(tool: str) -> dict[str, Any]:
+    """One tool's exit code and what it said at the end."""
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FOUND_SOMETHING)]
+    command += [sys.executable, __file__, "--requests-only"]
+    start = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    seconds = time.perf_counter() - start
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    print("\n".join(lines[-12:]), done.stderr[-2000:], sep="\n", flush=True)
+    found = [line.removeprefix("=========").strip() for line in lines if "SUMMARY" in line]
+    answers = [line for line in lines if line.startswith(tuple(MODELS))]
+    return {
+        "tool": tool,
+        "exit_code": done.returncode,
+        "summary": found,
+        "answers": answers,
+        "seconds": seconds,
+    }
+
+
+def answer_requests() -> int:
+    """Every request on the GPU; 1 where a token is wrong."""
+    wrong = 0
+    for name, config in MODELS.items():
+        weights = Rounded(RandomWeights(config))
+        random = np.random.default_rng(0)
+        ids = tuple(int(token) for token in random.integers(config.vocab_size, size=PROMPT_TOKENS))
+        logits = NumpyBackend(weights).logits(ids)[-1]
+        for checksums in (False, True):
+            engine = CudaBackend(
+                weights, workers_per_lane=WORKERS, checksums=checksums, stall_seconds=STALL_SECONDS
+            )
+            [first, *_] = [token for token, _ in engine.decode(Request(ids, max_new_tokens=NEW_TOKENS))]
+            by_chance = Request(
+                ids[:3], max_new_tokens=NEW_TOKENS, temperature=0.8, top_k=40, top_p=0.9, seed=1
+            )
+            sampled = list(engine.decode(by_chance))
+            behind = float(logits.max() - logits[first]) / float(np.abs(logits).max())
+            right = behind <= CLOSE and len(sampled) == NEW_TOKENS
+            wrong += not right
+            checked = "with" if checksums else "without"
+            print(
+                f"{name}, {checked} checksums: {'right' if right else 'WRONG'}, "
+                f"first token {behind:.4f} of the largest logit behind numpy's best",
+                flush=True,
+            )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
