@@ -2,7 +2,7 @@
 
     python tests/sanitize_cuda.py --json docs/results/cuda_sanitizer.json
 
-One model of eight lanes and one whose attention is merged by shares answer a prompt in chunks and token by
+One model of eight lanes and one whose attention is merged by shares answer prompts in chunks and token by
 token, greedily and by chance, with and without checksums, once under ``memcheck`` and once under
 ``racecheck``.  The first greedy token must be numpy's or as good.  Ends with exit code 1 where a token is
 wrong or a tool found anything.
@@ -38,19 +38,24 @@ from tests.tiny_models import RandomWeights, tiny_config  # noqa: E402
 
 TOOLS = ("memcheck", "racecheck")
 FOUND_SOMETHING = 9  # exit code
-MODELS: dict[str, LaneformerConfig] = {
-    "eight lanes": tiny_config(
-        hidden_size=64,
-        intermediate_size=256,
-        num_lanes=8,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        max_position_embeddings=128,
+# And how long their prompts are: a whole chunk and a part of one; and so long that tokens alone are merged by
+# shares, no longer by every worker.
+MODELS: dict[str, tuple[LaneformerConfig, tuple[int, ...]]] = {
+    "eight lanes": (
+        tiny_config(
+            hidden_size=64,
+            intermediate_size=256,
+            num_lanes=8,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            max_position_embeddings=128,
+        ),
+        (75,),
     ),
-    "one lane, merged by shares": shape_config("attention merged by shares", 160),
+    "one lane, merged by shares": (shape_config("attention merged by shares", 640), (75, 520)),
 }
 WORKERS = 2  # per lane
-PROMPT_TOKENS, NEW_TOKENS = 75, 6  # a whole chunk, a part of one, and tokens alone
+NEW_TOKENS = 6
 STALL_SECONDS = 300.0  # under a sanitizer a kernel is many times slower
 CLOSE = 0.03  # of the largest logit: a prompt in chunks has 16-bit inputs
 
@@ -74,7 +79,7 @@ def main() -> int:
         "gpu": Device().name,
         "host_cpu": host_cpu(),
         "packages": versions(("numpy", "cupy-cuda13x")),
-        "models": {name: config.to_dict() for name, config in MODELS.items()},
+        "models": {name: config.to_dict() for name, (config, _) in MODELS.items()},
         "runs": runs,
     }
     if arguments.json:
@@ -105,29 +110,31 @@ def run(tool: str) -> dict[str, Any]:
 def answer_requests() -> int:
     """Every request on the GPU; 1 where a token is wrong."""
     wrong = 0
-    for name, config in MODELS.items():
+    for name, (config, lengths) in MODELS.items():
         weights = Rounded(RandomWeights(config))
         random = np.random.default_rng(0)
-        ids = tuple(int(token) for token in random.integers(config.vocab_size, size=PROMPT_TOKENS))
-        logits = NumpyBackend(weights).logits(ids)[-1]
+        ids = tuple(int(token) for token in random.integers(config.vocab_size, size=max(lengths)))
+        logits = NumpyBackend(weights).logits(ids)
         for checksums in (False, True):
             engine = CudaBackend(
                 weights, workers_per_lane=WORKERS, checksums=checksums, stall_seconds=STALL_SECONDS
             )
-            [first, *_] = [token for token, _ in engine.decode(Request(ids, max_new_tokens=NEW_TOKENS))]
             by_chance = Request(
                 ids[:3], max_new_tokens=NEW_TOKENS, temperature=0.8, top_k=40, top_p=0.9, seed=1
             )
             sampled = list(engine.decode(by_chance))
-            behind = float(logits.max() - logits[first]) / float(np.abs(logits).max())
-            right = behind <= CLOSE and len(sampled) == NEW_TOKENS
-            wrong += not right
-            checked = "with" if checksums else "without"
-            print(
-                f"{name}, {checked} checksums: {'right' if right else 'WRONG'}, "
-                f"first token {behind:.4f} of the largest logit behind numpy's best",
-                flush=True,
-            )
+            for length in lengths:
+                request = Request(ids[:length], max_new_tokens=NEW_TOKENS)
+                [first, *_] = [token for token, _ in engine.decode(request)]
+                best = logits[length - 1]
+                behind = float(best.max() - best[first]) / float(np.abs(best).max())
+                right = behind <= CLOSE and len(sampled) == NEW_TOKENS
+                wrong += not right
+                print(
+                    f"{name}, prompt of {length}, {'with' if checksums else 'without'} checksums: "
+                    f"{'right' if right else 'WRONG'}, first token {behind:.4f} of the largest logit behind",
+                    flush=True,
+                )
     return 1 if wrong else 0
 
 

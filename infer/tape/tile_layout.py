@@ -15,7 +15,7 @@ import numpy as np
 
 TILE = 16
 BLOCK_TILES = 12
-COLUMN_MULTIPLE = 64  # four classes of columns, whose sums are kept apart: see multiply() in worker.cuh
+COLUMN_MULTIPLE = 64  # four tiles, as many as the smallest page has: STEP_MULTIPLE in shape.cuh
 GATE_ROWS = 8  # a tile of w1 and w3: eight rows of the one and the same eight of the other
 
 

@@ -241,9 +241,9 @@ struct Attention {
         const Runs runs = visible_runs(w.layer, position);
         if constexpr (!MERGED_BY_SHARES) {
             merge_all(runs, meanwhile);
-        } else if (runs.count <= FEW_RUNS) {
-            merge_few(runs, meanwhile);
         } else {
+            if constexpr (FEW_MERGED_BY_ALL)
+                if (runs.count <= FEW_RUNS) return merge_few(runs, meanwhile);
             merge_shares(runs, meanwhile);
         }
     }
@@ -258,7 +258,8 @@ struct Attention {
     template <class Meanwhile>
     __device__ __forceinline__ void merge_few(Runs runs, Meanwhile meanwhile) {
         w.look_round();
-        constexpr int AT_ONCE = 4;
+        constexpr int AT_ONCE = MIXED_AT_ONCE;
+        static_assert(AT_ONCE % MIXED_EACH == 0, "packet i of each time belongs to the same sum");
         const int items = MIXED_EACH * runs.count;
         const auto group_of = [&](int item) { return w.thread + item % MIXED_EACH * MATH_THREADS; };
         Packet found[AT_ONCE];

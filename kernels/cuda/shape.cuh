@@ -92,9 +92,10 @@ constexpr bool MERGED_BY_SHARES = 2 * MIXED_GROUPS * SPLITS > 16 * MATH_THREADS;
 // Tasks have blocks in turn, RUN_BLOCKS at a time: one by one, or, where merging costs more than reading, a block for each warp,
 // so that a short context has few tasks with anything to merge.
 constexpr int RUN_BLOCKS = MERGED_BY_SHARES ? MATH_WARPS : 1;
-// If they are FEW_RUNS at most, each worker merges all of them.
-constexpr int MIXED_EACH = power_of_two(2 * divide_up(MIXED_GROUPS, MATH_THREADS) - 1);  // groups of columns per thread
-constexpr int FEW_RUNS = larger(smaller(4, 16 / MIXED_EACH), 1);
+// If they are FEW_RUNS at most, each worker merges all of them, where a thread has few groups of columns: see merge_few().
+constexpr int MIXED_EACH = power_of_two(2 * divide_up(MIXED_GROUPS, MATH_THREADS) - 1);
+constexpr int FEW_RUNS = 4, MIXED_AT_ONCE = 4;
+constexpr bool FEW_MERGED_BY_ALL = MERGED_BY_SHARES && MIXED_EACH <= MIXED_AT_ONCE;
 // Blocks that a task has room for in a layer that sees everything, and in a sliding one: a window and a chunk of a prompt, wherever
 // they begin in a run.
 constexpr int FULL_SLOTS = divide_up(CONTEXT, TILE * SPLITS * RUN_BLOCKS) * RUN_BLOCKS;
@@ -118,6 +119,7 @@ constexpr int PARTS = 2;  // an input is the sum of two 16-bit numbers, which ar
 constexpr int PART_STRIDE = MOST_COLUMNS + 16;  // 32 bytes more: the parts lie in different banks
 
 static_assert(HIDDEN % GROUP == 0 && HEAD_SIZE % 2 == 0 && HEAD_SIZE <= 128 && QUERIES_PER_KEY <= 8, "unsupported shape");
+static_assert((SPLITS & (SPLITS - 1)) == 0 && SPLITS <= WARP, "splits are shared out, and merged, by halves");
 static_assert(WORKERS <= HIDDEN_TILES && WORKERS <= UNIT_TILES, "a worker without rows of the residual stream");
 
 }  // namespace laneformer

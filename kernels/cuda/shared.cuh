@@ -28,7 +28,7 @@ struct alignas(16) TokenMemory {
         float4 part_mixed[MATH_WARPS][QUERIES_PER_KEY][HEAD_GROUPS];  // between two products
     };
     float scores[SCORES_FIT ? Head::MOST_TILES * TILE : 1];  // of the worker's rows of the head
-    float split_share[MERGED_BY_SHARES ? QUERY_HEADS : 1][FEW_RUNS];  // how much a split of a query head counts
+    float split_share[FEW_MERGED_BY_ALL ? QUERY_HEADS : 1][FEW_RUNS];  // how much a split of a query head counts
     float lane_factor[LANES];
     float best[MATH_WARPS], best_raw[MATH_WARPS], most[MATH_WARPS], total[MATH_WARPS];
     int best_id[MATH_WARPS];

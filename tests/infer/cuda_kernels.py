@@ -49,6 +49,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "head_dim": 64,
     },
+    # Threads that merge four groups of columns each, and eight, which are merged by shares always.
+    "32 heads of 96": {
+        "num_lanes": 1,
+        "broadcast_delay": 0,
+        "hidden_size": 64,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 96,
+    },
+    "48 heads of 96": {
+        "num_lanes": 1,
+        "broadcast_delay": 0,
+        "hidden_size": 64,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "head_dim": 96,
+    },
     "lane head": {"lm_head_type": "lane", "num_lanes": 2},
     "vocabulary in slices, tied": {"lm_head_type": "vocab_parallel", "tie_word_embeddings": True},
 }

@@ -164,7 +164,8 @@ class _Module:
     """A loaded cubin: packets and memory for chunks of a few kilobytes, 320 threads."""
 
     def __init__(self) -> None:
-        # Packets, memory for chunks, histograms, a slot of the cache, threads, the request.
+        # Packets, memory for chunks, histograms, keys and values of a layer and of a sliding one, threads,
+        # the request.
         self._sizes = np.array([4096, 4096, 4096, 2048, 2048, 320, REQUEST.itemsize], np.int64)
 
     def get_function(self, name: str) -> Any:
