@@ -1,6 +1,7 @@
 // What one worker, a block of threads on one SM, shares and knows; and the step from packets to inputs of a product.
 #pragma once
 
+#include "cache_blocks.cuh"
 #include "numbers.cuh"
 #include "ring.cuh"
 
@@ -55,52 +56,6 @@ struct Request {
     int top_k;
 };
 
-// Blocks of 16 positions that one task of a layer has room for.
-__device__ inline int cache_slots(int layer) { return WINDOW[layer] ? SLIDING_SLOTS : FULL_SLOTS; }
-
-// Which split has a block of the whole context, and where among its own.
-struct BlockPlace {
-    int split, index;
-};
-__device__ inline BlockPlace place_of_block(int block) {
-    const int run = block / RUN_BLOCKS;
-    return {run % SPLITS, run / SPLITS * RUN_BLOCKS + block % RUN_BLOCKS};
-}
-__device__ inline int block_at(BlockPlace at) {
-    return (at.index / RUN_BLOCKS * SPLITS + at.split) * RUN_BLOCKS + at.index % RUN_BLOCKS;
-}
-__device__ inline int oldest_visible(int layer, int position) {
-    return WINDOW[layer] && position >= WINDOW[layer] ? position - WINDOW[layer] + 1 : 0;
-}
-
-// Runs of blocks that a query at `position` looks at, as far as splits go: the first, and how many splits have some.
-struct Runs {
-    int first, count;
-
-    // Whether the split has blocks among them.  If not, its task does nothing, and nobody waits for it.
-    __device__ bool has(int split) const { return static_cast<int>(static_cast<unsigned>(split - first) % SPLITS) < count; }
-};
-__device__ inline Runs visible_runs(int layer, int position) {
-    const int first = oldest_visible(layer, position) / TILE / RUN_BLOCKS;
-    return {first, min(position / TILE / RUN_BLOCKS - first + 1, SPLITS)};
-}
-
-// Blocks of its own, the from-th to the to-th, that a split has among those; none where to < from.
-struct Span {
-    int from, to;
-};
-__device__ inline Span visible_blocks(int layer, int split, int position) {
-    const int low = oldest_visible(layer, position) / TILE, high = position / TILE;
-    const int low_run = low / RUN_BLOCKS, high_run = high / RUN_BLOCKS;
-    const int from = low_run <= split ? 0 : divide_up(low_run - split, SPLITS);
-    const int to = high_run < split ? -1 : (high_run - split) / SPLITS;
-    const bool begins = from * SPLITS + split == low_run, ends = to * SPLITS + split == high_run;
-    return {from * RUN_BLOCKS + (begins ? low % RUN_BLOCKS : 0), to * RUN_BLOCKS + (ends ? high % RUN_BLOCKS : RUN_BLOCKS - 1)};
-}
-// How many of them, from `block` on, one page holds: a page does not go round the end of the ring.
-__device__ inline int blocks_in_page(int block, int to, int slots) {
-    return min(min(CACHE_BLOCKS_PER_PAGE, to - block + 1), slots - block % slots);
-}
 __device__ inline long long cache_address(const Request& request, int layer, int lane, int task, int block, int slots) {
     return request.cache_offset[layer] +
            ((static_cast<long long>(lane) * TASKS + task) * slots + block % slots) * CACHE_BLOCK_BYTES;
