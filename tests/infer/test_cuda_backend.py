@@ -7,11 +7,13 @@ rounding, little is left: packets carry 16 bits of mantissa, so a key or value s
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from infer.backends import select_backend
 from infer.backends.numpy_backend import NumpyBackend
 from infer.engine import Engine
 from infer.request import Request
@@ -281,6 +283,18 @@ def test_shapes_and_workers_that_do_not_fit_are_refused() -> None:
                 RandomWeights(tiny_config(max_position_embeddings=1 << 24, sliding_layers=(), head_dim=128))
             )
         )
+
+
+def test_auto_takes_this_gpu_and_says_so_where_it_cannot() -> None:
+    weights = Rounded(RandomWeights(tiny_config()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen = select_backend("auto")(weights)
+    assert chosen.name == "cuda"
+    request = Request((1, 2, 3), max_new_tokens=5)
+    assert tokens(chosen, request) == tokens(backend(weights), request)
+    with pytest.warns(UserWarning, match="H[12]00"):  # 32-bit weights
+        assert select_backend("auto")(RandomWeights(tiny_config())).name != "cuda"
 
 
 def test_bandwidth_is_that_of_a_gpu() -> None:
