@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -176,7 +177,8 @@ def test_many_samples_leave_nothing(increment: Problem, monkeypatch: pytest.Monk
         monkeypatch.setattr(tempfile, "tempdir", name)
         sandbox = Sandbox()
         sandbox.run(programs[0], increment)
-        descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        gc.collect()  # what earlier tests left open is not closed meanwhile
+        descriptors, threads = set(os.listdir("/proc/self/fd")), threading.active_count()
         before, own = set(tree.processes()), tree.resident_bytes([os.getpid()])
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -194,8 +196,9 @@ def test_many_samples_leave_nothing(increment: Problem, monkeypatch: pytest.Monk
     assert len(judged) == 1640
     assert not left
     assert set(tree.processes()) <= before
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert threading.active_count() == threads
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) <= descriptors
+    assert threading.active_count() <= threads
     assert tree.resident_bytes([os.getpid()]) - own < 50 * MIB
     assert 1 * MIB < max(peaks) < 1_000_000_000
     os.close(proc)

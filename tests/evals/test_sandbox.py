@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import tempfile
@@ -421,7 +422,8 @@ def test_sandboxes_run_side_by_side(increment: Problem) -> None:
 def test_descriptors_do_not_leak(increment: Problem) -> None:
     sandbox = Sandbox()
     sandbox.run(RIGHT, increment)
-    before = len(os.listdir("/proc/self/fd"))
+    gc.collect()  # what earlier tests left open is not closed meanwhile
+    before = set(os.listdir("/proc/self/fd"))
     for program in (RIGHT, "import os\nos._exit(0)\n"):
         sandbox.run(program, increment)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before
