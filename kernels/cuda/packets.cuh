@@ -169,6 +169,7 @@ __device__ inline bool take(Packet (&packets)[COUNT], unsigned missing, At at, u
     }
 }
 
+// Both, where there is nothing to do in between.
 template <int COUNT, class At>
 __device__ inline bool receive(Packet (&packets)[COUNT], At at, unsigned epoch, Patience patience) {
     const unsigned missing = ask(packets, at);
