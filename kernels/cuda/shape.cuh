@@ -96,11 +96,14 @@ constexpr int RUN_BLOCKS = MERGED_BY_SHARES ? MATH_WARPS : 1;
 constexpr int MIXED_EACH = power_of_two(2 * divide_up(MIXED_GROUPS, MATH_THREADS) - 1);
 constexpr int FEW_RUNS = 4, MIXED_AT_ONCE = 4;
 constexpr bool FEW_MERGED_BY_ALL = MERGED_BY_SHARES && MIXED_EACH <= MIXED_AT_ONCE;
-// Blocks that a task has room for in a layer that sees everything, and in a sliding one: a window and a chunk of a prompt, wherever
-// they begin in a run.
+// Blocks that a task can have among so many positions in a row, wherever they begin.
+__host__ __device__ constexpr int slots_for(int positions) {
+    const int blocks = divide_up(positions - 1, TILE) + 1, round = SPLITS * RUN_BLOCKS;
+    return blocks / round * RUN_BLOCKS + smaller(blocks % round, RUN_BLOCKS);
+}
+// What it has room for in a layer that sees everything, and in a sliding one: a window and a chunk of a prompt.
 constexpr int FULL_SLOTS = divide_up(CONTEXT, TILE * SPLITS * RUN_BLOCKS) * RUN_BLOCKS;
-constexpr int WINDOW_RUNS = divide_up(divide_up(SLIDING_WINDOW + CHUNK, TILE), RUN_BLOCKS) + 1;
-constexpr int SLIDING_SLOTS = smaller(FULL_SLOTS, (divide_up(WINDOW_RUNS, SPLITS) + 1) * RUN_BLOCKS);
+constexpr int SLIDING_SLOTS = smaller(FULL_SLOTS, slots_for(SLIDING_WINDOW + CHUNK));
 constexpr long long CACHE_SLOT_BYTES = 1ll * LANES * TASKS * CACHE_BLOCK_BYTES;  // one block of every task
 __device__ inline int first_task(int worker) { return TASKS * worker / WORKERS; }
 
