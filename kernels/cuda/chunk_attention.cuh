@@ -44,14 +44,13 @@ struct ChunkAttention : ChunkState {
         const int row = w.in_warp / 4, column = w.in_warp % 4;
         const int token = first_token + row / QUERIES_PER_KEY, head = key_head * QUERIES_PER_KEY + row % QUERIES_PER_KEY;
         const bool used = row < ROWS && token < count;
-        const int position = start + token, window = WINDOW[w.layer];
-        const int oldest = window && position >= window ? position - window + 1 : 0;
+        const int position = start + token, oldest = oldest_visible(w.layer, position);
         unsigned queries[HEAD_TILES][4];
         load_queries(queries, used, token, head, column);
         float mixed[2 * HEAD_TILES][4] = {};
         float most = NEVER, total = 0;
         const int first = start + first_token, last = min(start + count, first + TOKENS_AT_ONCE) - 1;
-        const int low = window && first >= window ? (first - window + 1) / TILE : 0, slots = cache_slots(w.layer);
+        const int low = oldest_visible(w.layer, first) / TILE, slots = cache_slots(w.layer);
         for (int block = low + w.warp; block <= last / TILE; block += MATH_WARPS) {
             const BlockPlace at = place_of_block(block);
             const unsigned char* keys =

@@ -114,27 +114,20 @@ struct HeadPhase {
         float best = NEVER, best_raw = NEVER, most = NEVER, total = 0;
         int best_id = VOCABULARY;
         const float factor = NORM_IN_HEAD ? w.norm_factor() : 1.0f;
-#pragma unroll 1
-        for (int block = 0; block < Head::BLOCKS; ++block) {
-            const int start = Head::block_start(tiles, block), rows = Head::block_start(tiles, block + 1) - start;
-            if (rows == 0) continue;
-            w.multiply<Head>(rows, block & 1, held);
-            held.forget();
-            if (w.thread < rows * TILE) {
-                const int row = start * TILE + w.thread, id = first_row() + row;
-                const float logit = w.sum_of_row(w.thread, block & 1) * factor;
-                if (Head::first_tile(slice()) * TILE + row < HEAD_SLICE) {
-                    w.request.logits[id] = logit;
-                    if (all_logits != nullptr) all_logits[id] = logit;
-                    const float penalised = with_penalty(logit, row);
-                    if (sampled) *score_of(row) = penalised;
-                    if (penalised > best) best = penalised, best_raw = logit, best_id = id;
-                    const float top = fmaxf(most, logit);
-                    total = total * __expf(most - top) + __expf(logit - top);
-                    most = top;
-                }
-            }
-        }
+        w.each_block(held, tiles, [&](int start, int rows, int parity) {
+            if (w.thread >= rows * TILE) return;
+            const int row = start * TILE + w.thread, id = first_row() + row;
+            const float logit = w.sum_of_row(w.thread, parity) * factor;
+            if (Head::first_tile(slice()) * TILE + row >= HEAD_SLICE) return;
+            w.request.logits[id] = logit;
+            if (all_logits != nullptr) all_logits[id] = logit;
+            const float penalised = with_penalty(logit, row);
+            if (sampled) *score_of(row) = penalised;
+            if (penalised > best) best = penalised, best_raw = logit, best_id = id;
+            const float top = fmaxf(most, logit);
+            total = total * __expf(most - top) + __expf(logit - top);
+            most = top;
+        });
         send(best, best_raw, best_id, most, total);
         return collect();
     }
@@ -188,7 +181,7 @@ struct HeadPhase {
         if (w.thread == 0) store_packet(tokens, __float_as_uint(best), __float_as_uint(raw), id, token_epoch());
         if (w.thread == 1)
             store_packet(tokens + 1, __float_as_uint(most), __float_as_uint(total),
-                         w.index == 0 ? *const_cast<volatile unsigned*>(&w.shared.cancelled) : 0, token_epoch());
+                         w.index == 0 ? atomicOr(&w.shared.cancelled, 0u) : 0, token_epoch());
     }
     __device__ unsigned token_epoch() const { return w.step_epoch + LAYERS + 1; }
 

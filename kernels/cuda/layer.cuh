@@ -49,24 +49,11 @@ struct Layer {
     __device__ int first_block() const {  // its tiles
         return M::block_start(M::tiles(w.place), 1);
     }
-    // use(first tile, tiles, parity) when the sums of a block of rows are there.
-    template <class M, class Use>
-    __device__ __forceinline__ void each_block(Held<M>& held, Use use) {
-        const int tiles = M::tiles(w.place);
-#pragma unroll 1
-        for (int block = 0; block < M::BLOCKS; ++block) {
-            const int start = M::block_start(tiles, block), rows = M::block_start(tiles, block + 1) - start;
-            if (rows == 0) continue;
-            w.multiply<M>(rows, block & 1, held);
-            held.forget();
-            use(start, rows, block & 1);
-        }
-    }
 
     __device__ __forceinline__ void project(Held<Project>& held) {
         Packet* to = w.packets(PROJECTED_AT) +
                      (static_cast<long long>(w.lane) * PROJECTED_TILES + Project::first_tile(w.place)) * (TILE / GROUP);
-        each_block(held, [&](int start, int tiles, int parity) {
+        w.each_block(held, Project::tiles(w.place), [&](int start, int tiles, int parity) {
             for (int group = w.thread; group < tiles * (TILE / GROUP); group += MATH_THREADS)
                 put(to + start * (TILE / GROUP) + group, times(w.sum_of_rows(group, parity), w.norm_factor()), w.epoch());
         });
@@ -74,7 +61,7 @@ struct Layer {
 
     __device__ __forceinline__ void gate_up(Held<GateUp>& held) {
         Packet* to = w.packets(UNITS_AT) + static_cast<long long>(w.lane) * UNIT_GROUPS + GateUp::first_tile(w.place) * 2;
-        each_block(held, [&](int start, int tiles, int parity) {
+        w.each_block(held, GateUp::tiles(w.place), [&](int start, int tiles, int parity) {
             for (int group = w.thread; group < tiles * 2; group += MATH_THREADS) {
                 const int at = group / 2 * (TILE / GROUP) + group % 2;  // eight rows of the gate, then eight of the other
                 const float factor = w.norm_factor();
@@ -132,7 +119,7 @@ struct Layer {
     __device__ __forceinline__ void end_module(Held<M>& held, Packet (&letters)[LETTERS], int module) {
         w.look_round();
         take_mail(letters, module);  // multiply() has a barrier before anyone reads what it stored
-        each_block(held, [&](int start, int tiles, int parity) {
+        w.each_block(held, M::tiles(w.place), [&](int start, int tiles, int parity) {
             const int from = start * (TILE / GROUP), count = tiles * (TILE / GROUP);
             for (int group = w.thread; group < round_up(count, 32); group += MATH_THREADS) {
                 const int own = from + group;

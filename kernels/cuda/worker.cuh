@@ -258,6 +258,19 @@ struct Worker {
         math_barrier();
     }
 
+    // A matrix, block by block of the worker's tiles: use(first tile, tiles, parity) when the sums of a block of rows are there.
+    template <class M, class Use>
+    __device__ __forceinline__ void each_block(Held<M>& held, int tiles, Use use) {
+#pragma unroll 1
+        for (int block = 0; block < M::BLOCKS; ++block) {
+            const int start = M::block_start(tiles, block), rows = M::block_start(tiles, block + 1) - start;
+            if (rows == 0) continue;
+            multiply<M>(rows, block & 1, held);
+            held.forget();
+            use(start, rows, block & 1);
+        }
+    }
+
     // While a warp waits for packets, it takes pages that are there already into registers: so their room in the ring is free for
     // others, and the product needs less time when the inputs have come.
     template <class M>
