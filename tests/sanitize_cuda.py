@@ -4,8 +4,12 @@
 
 One model of eight lanes and one whose attention is merged by shares answer prompts in chunks and token by
 token, greedily and by chance, with and without checksums, once under ``memcheck`` and once under
-``racecheck``.  The first greedy token must be numpy's or as good.  Ends with exit code 1 where a token is
-wrong or a tool found anything.
+``racecheck``.  The first greedy token must be numpy's or as good.
+
+racecheck takes the thread that asks for a bulk copy for the one that writes, whatever barrier the bytes
+complete: so it gets kernels whose loader copies pages by ordinary loads and stores.  A last run shows that it
+sees what it should: a kernel with one barrier left out, in which it must find hazards.  Ends with exit code 1
+where a token is wrong, a tool found anything, or racecheck found nothing in that last kernel.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,9 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from infer.backends import cuda_compile  # noqa: E402
 from infer.backends.cuda_backend import CudaBackend  # noqa: E402
+from infer.backends.cuda_compile import kernel_sources  # noqa: E402
 from infer.backends.cuda_device import Device  # noqa: E402
 from infer.backends.numpy_backend import NumpyBackend  # noqa: E402
 from infer.bench import commit, host_cpu  # noqa: E402
@@ -36,8 +43,15 @@ from tests.infer.cuda_kernels import shape_config  # noqa: E402
 from tests.infer.rounded import Rounded  # noqa: E402
 from tests.tiny_models import RandomWeights, tiny_config  # noqa: E402
 
-TOOLS = ("memcheck", "racecheck")
 FOUND_SOMETHING = 9  # exit code
+# Name of a run, its tool, its requests' option, and how it must end.
+RUNS = (
+    ("memcheck", "memcheck", "--requests-only", 0),
+    ("racecheck", "racecheck", "--plain-copies", 0),
+    ("racecheck, a barrier left out", "racecheck", "--without-barrier", FOUND_SOMETHING),
+)
+# The barrier between the inputs that all threads store and the product that reads them, in worker.cuh.
+BARRIER = "        if (scale != nullptr) sum_squares(squares);\n        math_barrier();\n"
 # And how long their prompts are: a whole chunk and a part of one; and so long that tokens alone are merged by
 # shares, no longer by every worker.
 MODELS: dict[str, tuple[LaneformerConfig, tuple[int, ...]]] = {
@@ -66,11 +80,18 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--requests-only", action="store_true", help="what the tools run: no tool, no file")
+    alone = parser.add_mutually_exclusive_group()
+    alone.add_argument("--requests-only", action="store_true", help="what memcheck runs: no tool, no file")
+    alone.add_argument("--plain-copies", action="store_true", help="likewise, what racecheck runs")
+    alone.add_argument("--without-barrier", action="store_true", help="likewise, and must find hazards in")
     arguments = parser.parse_args()
-    if arguments.requests_only:
-        return answer_requests()
-    runs = [run(tool) for tool in TOOLS]
+    if arguments.without_barrier:
+        leave_barrier_out()
+        answer_requests(dict([next(iter(MODELS.items()))]), plain_copies=True)
+        return 0  # whatever the tokens: the tool's exit code is the answer
+    if arguments.requests_only or arguments.plain_copies:
+        return answer_requests(MODELS, plain_copies=arguments.plain_copies)
+    runs = [run(*each) for each in RUNS]
     report = {
         "benchmark": "cuda_sanitizer",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -84,40 +105,56 @@ def main() -> int:
     }
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 1 if any(run["exit_code"] for run in runs) else 0
+    return 1 if any(run["exit_code"] != run["wanted_exit_code"] for run in runs) else 0
 
 
-def run(tool: str) -> dict[str, Any]:
+def leave_barrier_out() -> None:
+    """Kernels compiled from now on race."""
+    sources = kernel_sources()
+    assert sources["worker.cuh"].count(BARRIER) == 1
+    sources["worker.cuh"] = sources["worker.cuh"].replace(BARRIER, BARRIER.replace("math_barrier();", ""))
+    cuda_compile.kernel_sources = lambda: sources
+
+
+def run(name: str, tool: str, option: str, wanted: int) -> dict[str, Any]:
     """One tool's exit code and what it said at the end."""
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FOUND_SOMETHING)]
-    command += [sys.executable, __file__, "--requests-only"]
+    command += [sys.executable, __file__, option]
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     seconds = time.perf_counter() - start
     lines = [line for line in done.stdout.splitlines() if line.strip()]
-    print("\n".join(lines[-12:]), done.stderr[-2000:], sep="\n", flush=True)
+    print(name, *lines[-12:], done.stderr[-2000:], sep="\n", flush=True)
     found = [line.removeprefix("=========").strip() for line in lines if "SUMMARY" in line]
     answers = [line for line in lines if line.startswith(tuple(MODELS))]
     return {
+        "run": name,
         "tool": tool,
         "exit_code": done.returncode,
+        "wanted_exit_code": wanted,
         "summary": found,
         "answers": answers,
         "seconds": seconds,
     }
 
 
-def answer_requests() -> int:
+def answer_requests(
+    models: Mapping[str, tuple[LaneformerConfig, tuple[int, ...]]], plain_copies: bool
+) -> int:
     """Every request on the GPU; 1 where a token is wrong."""
     wrong = 0
-    for name, (config, lengths) in MODELS.items():
+    for name, (config, lengths) in models.items():
         weights = Rounded(RandomWeights(config))
         random = np.random.default_rng(0)
         ids = tuple(int(token) for token in random.integers(config.vocab_size, size=max(lengths)))
         logits = NumpyBackend(weights).logits(ids)
         for checksums in (False, True):
             engine = CudaBackend(
-                weights, workers_per_lane=WORKERS, checksums=checksums, stall_seconds=STALL_SECONDS
+                weights,
+                workers_per_lane=WORKERS,
+                checksums=checksums,
+                stall_seconds=STALL_SECONDS,
+                plain_copies=plain_copies,
             )
             by_chance = Request(
                 ids[:3], max_new_tokens=NEW_TOKENS, temperature=0.8, top_k=40, top_p=0.9, seed=1

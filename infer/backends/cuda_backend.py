@@ -40,7 +40,8 @@ class CudaBackend:
 
     ``workers_per_lane`` is the number of multiprocessors that serve a lane (default: as many as there are),
     ``context`` the positions that keys and values have room for (default: the model's), ``checksums``
-    verifies every packet.  A request in which a step takes longer than ``stall_seconds`` is given up.  Raises
+    verifies every packet.  A request in which a step takes longer than ``stall_seconds`` is given up.
+    ``silent_worker`` and ``plain_copies`` are for tests: see :class:`Kernel`.  Raises
     :class:`CudaCompileError`, :class:`CheckpointError`, :class:`ConfigError`, and :class:`LaneformerError`
     where there is no GPU that can run it or not enough memory.
     """
@@ -56,6 +57,7 @@ class CudaBackend:
         checksums: bool = False,
         stall_seconds: float = STALL_SECONDS,
         silent_worker: int = -1,
+        plain_copies: bool = False,
     ) -> None:
         config = weights.config
         check_model(weights)
@@ -75,6 +77,7 @@ class CudaBackend:
             checksums=checksums,
             float16=tape.index.dtype == "float16",
             silent_worker=silent_worker,
+            plain_copies=plain_copies,
         )
         start = time.perf_counter()
         cubin = compile_kernel(config, self.kernel)

@@ -23,6 +23,7 @@ class Kernel:
     prefetch_bytes: int = 128 * 1024  # into the L2 cache, ahead of the ring
     piece_cycles: int = 200  # between pieces of 4 KB of it: about a worker's share of an H200's memory
     checksums: bool = False
+    plain_copies: bool = False  # for racecheck: the loader's pages by ordinary loads and stores
     float16: bool = False
     silent_worker: int = -1  # for tests: publishes no residual rows
     shared_bytes: int = SHARED_BYTES
@@ -73,6 +74,7 @@ def model_header(config: LaneformerConfig, kernel: Kernel) -> str:
     lines += [f"constexpr HeadType HEAD_TYPE = HeadType::{head_type};"]
     lines += [f"constexpr bool QUERY_KEY_NORM = {str(config.qk_norm).lower()};"]
     lines += [f"constexpr bool CHECKSUMS = {str(kernel.checksums).lower()};"]
+    lines += [f"constexpr bool PLAIN_COPIES = {str(kernel.plain_copies).lower()};"]
     rows = ", ".join("{" + ", ".join(f"Mode::{mode}" for mode in row) + "}" for row in modes)
     lines += [f"__constant__ const Mode MODE[2][LAYERS] = {{{rows}}};"]
     rows = ", ".join("{" + ", ".join(str(value).lower() for value in row) + "}" for row in sent)

@@ -31,9 +31,8 @@ __device__ bool given_up(Worker& w) {
 // Host memory is a microsecond away.  In the loader's warp this thread kept the loader waiting with it: the lane of worker 0
 // was 100 microseconds behind the others at the end of a token.
 __device__ void watch_for_cancel(const Request& request, Shared& shared) {
-    volatile unsigned* ended = &shared.ended;
-    while (!*ended) {
-        if (*const_cast<const volatile unsigned*>(request.cancel)) *const_cast<volatile unsigned*>(&shared.cancelled) = 1;
+    while (!barrier_done_now(shared_address(&shared.over), 0)) {
+        if (*const_cast<const volatile unsigned*>(request.cancel)) atomicExch(&shared.cancelled, 1u);
         __nanosleep(5000);
     }
 }
@@ -52,7 +51,7 @@ __device__ __forceinline__ void play(Worker& w) {
         (&w.shared.token.queries[0][0][0])[at] = 0;  // padding of the head stays zero
     for (int at = w.thread; at < HEAD_TILES * TILE; at += MATH_THREADS) w.shared.token.key[at] = w.shared.token.value[at] = 0;
     math_barrier();
-    if (w.thread == 0) *const_cast<volatile unsigned*>(&w.shared.prompt_ready) = 1;
+    if (w.thread == 0) barrier_arrive(shared_address(&w.shared.prompt_ready));
     const int steps = request.prompt_count + request.limit - (request.limit > 0);
     int token = 0, made = 0;
     Outcome outcome = FINISHED;
@@ -98,7 +97,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
             barrier_init(ring.full(slot), 1);
             barrier_init(ring.empty(slot), MATH_WARPS);
         }
-        shared.ended = shared.cancelled = shared.prompt_ready = 0;
+        barrier_init(shared_address(&shared.over), 1);
+        barrier_init(shared_address(&shared.prompt_ready), 1);
+        shared.cancelled = 0;
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
     worker.look_round();
     play(worker);
     math_barrier();
-    if (thread == 0) *const_cast<volatile unsigned*>(&shared.ended) = 1;
+    if (thread == 0) barrier_arrive(shared_address(&shared.over));
 }
 
 }  // namespace laneformer

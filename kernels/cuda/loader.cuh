@@ -26,7 +26,7 @@ public:
     __device__ Loader(const Request& request, Shared& shared, Ring ring, int index)
         : request_(request), shared_(shared), ring_(ring), pages_(known_address(ring.pages)),
           page_bytes_(known_address(shared.page_bytes)),
-          page_start_(known_address(shared.page_start)), index_(index), lane_(index / WORKERS), place_(index % WORKERS),
+          page_start_(known_address(shared.page_start)), over_(known_address(&shared.over)), index_(index), lane_(index / WORKERS), place_(index % WORKERS),
           begin_(request.tape + request.run_offset[index]) {}
 
     __device__ void run(int steps) {
@@ -106,7 +106,7 @@ private:
     // Keys and values of a prompt that ran in chunks come from other workers, whose flags the math warps have seen.
     __device__ void wait_prompt() {
         Patience patient(request_.control, deadline_, waiting_place(index_, layer_, AT_CHUNK));
-        while (!*const_cast<volatile unsigned*>(&shared_.prompt_ready) && patient.lasts()) {}
+        while (!barrier_done(shared_address(&shared_.prompt_ready), 0) && patient.lasts()) {}
         asm volatile("fence.proxy.async.global;" ::: "memory");
         ready_ = true;
     }
@@ -143,7 +143,7 @@ private:
         if (!barrier_done_now(empty(leaving_), leaving_.lap)) {
             Patience patient(request_.control, deadline_, waiting_place(index_, layer_, AT_SLOT));
             do {
-                if (*const_cast<volatile unsigned*>(&shared_.ended) || !patient.lasts()) return going_ = false;
+                if (barrier_done_now(over_, 0) || !patient.lasts()) return going_ = false;
                 prefetch();
             } while (!barrier_done_now(empty(leaving_), leaving_.lap));
         }
@@ -181,7 +181,7 @@ private:
     const Request& request_;
     Shared& shared_;
     const Ring ring_;
-    const unsigned pages_, page_bytes_, page_start_;  // addresses in shared memory
+    const unsigned pages_, page_bytes_, page_start_, over_;  // addresses in shared memory
     const int index_, lane_, place_;
     const unsigned char* const begin_;     // of the worker's tape
     const unsigned long long passing_ = passing_policy(), staying_ = staying_policy();

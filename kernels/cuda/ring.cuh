@@ -72,8 +72,19 @@ __device__ inline bool barrier_done_now(unsigned barrier, unsigned parity) {  //
         : "memory");
     return done != 0;
 }
-// `bytes` from `from` on to `to`; the barrier completes with their arrival.
+// `bytes` from `from` on to `to`; the barrier completes with their arrival.  With PLAIN_COPIES that is what racecheck knows: stores,
+// and an arrival that releases them.
 __device__ inline void load_page(unsigned to, const unsigned char* from, unsigned bytes, unsigned barrier, unsigned long long policy) {
+    if constexpr (PLAIN_COPIES) {
+        for (unsigned at = 0; at < bytes; at += 16)
+            asm volatile(
+                "{ .reg .b32 a, b, c, d;\n"
+                "ld.global.v4.b32 {a, b, c, d}, [%0]; st.shared.v4.b32 [%1], {a, b, c, d}; }" ::"l"(from + at),
+                "r"(to + at)
+                : "memory");
+        barrier_arrive(barrier);
+        return;
+    }
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier), "l"(policy)

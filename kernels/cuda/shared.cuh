@@ -58,16 +58,16 @@ constexpr int SLOTS = smaller(32, 3 * LAYERS);
 
 struct Shared {
     unsigned long long barriers[2][SLOTS];          // full, empty: see ring.cuh
+    unsigned long long over;                        // a barrier: tells the loader and the watcher that nothing is wanted any more
+    unsigned long long prompt_ready;                // likewise: tells the loader that keys and values of the chunks are there
     unsigned page_bytes[SLOTS], page_start[SLOTS];  // the loader's own
     union {
         TokenMemory token;
         ChunkMemory chunk;
     };
     unsigned occurred[HEAD_ROW_WORDS];  // of the worker's own rows of the head
-    unsigned ended;                     // tells the loader and the watcher
-    unsigned cancelled;                 // told by the watcher, in worker 0
+    unsigned cancelled;                 // told by the watcher, in worker 0; both sides use atomics
     unsigned given_up;                  // what one thread saw for all
-    unsigned prompt_ready;              // tells the loader that keys and values of the chunks are there
 };
 
 constexpr int RING_OFFSET = round_up(static_cast<int>(sizeof(Shared)), 128);

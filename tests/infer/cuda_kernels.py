@@ -7,7 +7,7 @@ that each model is compiled once and each option several times.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -132,13 +132,15 @@ class Specialisation:
     few_workers: bool = False  # two per lane at most, as tests have them, rather than all that fit
     float16: bool = False
     checksums: bool = False
+    plain_copies: bool = False
 
     def kernel(self, config: LaneformerConfig) -> Kernel:
         """What an H200 would get."""
         workers = most_workers(config, H200_MULTIPROCESSORS)
         if self.few_workers:
             workers = min(2, workers)
-        return kernel_for(config, workers, checksums=self.checksums, float16=self.float16)
+        kernel = kernel_for(config, workers, checksums=self.checksums, float16=self.float16)
+        return replace(kernel, plain_copies=self.plain_copies)
 
 
 def kernel_for(
@@ -166,6 +168,8 @@ def kernels() -> list[Any]:
     for name, (config, dtype) in [*SOAK.items(), ("greedy", (GREEDY, "bfloat16"))]:
         small = Specialisation(lambda config=config: config, float16=dtype == "float16")
         found.append(pytest.param(small, id=name))
+    plain = Specialisation(lambda: GREEDY, plain_copies=True)
+    found.append(pytest.param(plain, id="greedy, pages by plain copies"))
     turns = cycle([(True, False), (False, True), (False, False)])
     for name, (float16, checksums) in zip(SHAPES, turns, strict=False):
         shape = Specialisation(

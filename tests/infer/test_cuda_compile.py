@@ -23,6 +23,7 @@ from infer.backends.cuda_compile import (
 )
 from infer.backends.cuda_source import Kernel, model_header
 from tests.infer.cuda_kernels import Specialisation, kernels
+from tests.sanitize_cuda import BARRIER
 
 # Ten warps in a block: eight that work, the loader's, the watcher's.  A multiprocessor has 65,536 registers
 # in four parts, and the fullest holds three warps; registers are given out in eights.
@@ -110,6 +111,10 @@ def test_a_kernel_fits_on_a_multiprocessor(
     assert taken.spilled_bytes <= KNOWN_SPILLS.get(request.node.callspec.id, 0)
     assert taken.registers <= REGISTERS
     assert taken.static_shared_bytes + kernel.shared_bytes <= SHARED_BYTES
+
+
+def test_the_barrier_that_racecheck_must_miss_is_there() -> None:
+    assert kernel_sources()["worker.cuh"].count(BARRIER) == 1
 
 
 @pytest.mark.slow
