@@ -7,7 +7,7 @@ residual stream are float32.  See ``docs/engine.md`` and ``kernels/cuda``.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from infer.backends.cpu_tables import head_norm_table, norm_table
 from infer.backends.cuda_compile import ENTRY, compile_kernel, nvrtc_version
 from infer.backends.cuda_device import Device
 from infer.backends.cuda_request import OUTCOMES, PLACES, REQUEST, Outcome
-from infer.backends.cuda_source import SHARED_BYTES, Kernel, split_count
+from infer.backends.cuda_source import Kernel, split_count
 from infer.plan import equal_shares, make_plan
 from infer.request import Request
 from infer.tape import TileIndex, open_tape
@@ -41,7 +41,7 @@ class CudaBackend:
     ``workers_per_lane`` is the number of multiprocessors that serve a lane (default: as many as there are),
     ``context`` the positions that keys and values have room for (default: the model's), ``checksums``
     verifies every packet.  A request in which a step takes longer than ``stall_seconds`` is given up.
-    ``silent_worker`` and ``plain_copies`` are for tests: see :class:`Kernel`.  Raises
+    ``kernel_changes`` are fields of :class:`Kernel` that tests want otherwise.  Raises
     :class:`CudaCompileError`, :class:`CheckpointError`, :class:`ConfigError`, and :class:`LaneformerError`
     where there is no GPU that can run it or not enough memory.
     """
@@ -56,8 +56,7 @@ class CudaBackend:
         context: int | None = None,
         checksums: bool = False,
         stall_seconds: float = STALL_SECONDS,
-        silent_worker: int = -1,
-        plain_copies: bool = False,
+        kernel_changes: Mapping[str, Any] | None = None,
     ) -> None:
         config = weights.config
         check_model(weights)
@@ -70,15 +69,14 @@ class CudaBackend:
         self.context = min(context or config.max_position_embeddings, config.max_position_embeddings)
         self.config = replace(config, max_position_embeddings=self.context)
         self.tape = tape = open_tape(weights, self.plan, TileIndex)
-        self.kernel = Kernel(
+        kernel = Kernel(
             workers_per_lane=workers,
             context=self.context,
             splits=split_count(config),
             checksums=checksums,
             float16=tape.index.dtype == "float16",
-            silent_worker=silent_worker,
-            plain_copies=plain_copies,
         )
+        self.kernel = replace(kernel, **(kernel_changes or {}))
         start = time.perf_counter()
         cubin = compile_kernel(config, self.kernel)
         self.compile_seconds = time.perf_counter() - start
@@ -117,7 +115,7 @@ class CudaBackend:
         """Everything that stays on the device."""
         device, config = self._device, self.config
         module = device.module(cubin)
-        self._function = device.function(module, ENTRY, SHARED_BYTES)
+        self._function = device.function(module, ENTRY, self.kernel.shared_bytes)
         (
             packet_bytes,
             chunk_bytes,
@@ -195,7 +193,7 @@ class CudaBackend:
         if sampled:
             self._arrays["histograms"].fill(0)
         blocks = len(self.plan.workers)
-        done = device.launch(self._function, blocks, self._threads, values, SHARED_BYTES)
+        done = device.launch(self._function, blocks, self._threads, values, self.kernel.shared_bytes)
         try:
             yield from self._tokens(limit, done)
             done.synchronize()

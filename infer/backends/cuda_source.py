@@ -23,10 +23,11 @@ class Kernel:
     prefetch_bytes: int = 128 * 1024  # into the L2 cache, ahead of the ring
     piece_cycles: int = 200  # between pieces of 4 KB of it: about a worker's share of an H200's memory
     checksums: bool = False
-    plain_copies: bool = False  # for racecheck: the loader's pages by ordinary loads and stores
     float16: bool = False
-    silent_worker: int = -1  # for tests: publishes no residual rows
     shared_bytes: int = SHARED_BYTES
+    # For tests: a worker that publishes no residual rows; the loader's pages by ordinary loads and stores.
+    silent_worker: int = -1
+    plain_copies: bool = False
 
 
 def split_count(config: LaneformerConfig) -> int:

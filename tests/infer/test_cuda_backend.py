@@ -236,13 +236,17 @@ def test_checksums_change_nothing() -> None:
 
 
 def test_a_missing_packet_ends_with_worker_layer_and_place() -> None:
-    engine = backend(Rounded(RandomWeights(tiny_config())), silent_worker=3, stall_seconds=0.2)
+    engine = backend(
+        Rounded(RandomWeights(tiny_config())), kernel_changes={"silent_worker": 3}, stall_seconds=0.2
+    )
     with pytest.raises(LaneformerError, match=r"worker \d+ \(lane \d\), layer \d, waiting .*given up"):
         tokens(engine, Request((1, 2), max_new_tokens=4))
 
 
 def test_no_token_is_told_of_a_step_that_was_given_up() -> None:
-    engine = backend(Rounded(RandomWeights(tiny_config())), silent_worker=3, stall_seconds=0.2)
+    engine = backend(
+        Rounded(RandomWeights(tiny_config())), kernel_changes={"silent_worker": 3}, stall_seconds=0.2
+    )
     running = engine.decode(Request((1,), max_new_tokens=4))
     with pytest.raises(LaneformerError, match="given up"):
         next(running)
