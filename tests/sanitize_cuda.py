@@ -4,12 +4,15 @@
 
 One model of eight lanes and one whose attention is merged by shares answer prompts in chunks and token by
 token, greedily and by chance, with and without checksums, once under ``memcheck`` and once under
-``racecheck``.  The first greedy token must be numpy's or as good.
+``racecheck``.  The first greedy token must be numpy's or as good.  Every array is an allocation of its own,
+not a part of CuPy's pool, so that memcheck knows where it ends.
 
 racecheck takes the thread that asks for a bulk copy for the one that writes, whatever barrier the bytes
-complete: so it gets kernels whose loader copies pages by ordinary loads and stores.  A last run shows that it
-sees what it should: a kernel with one barrier left out, in which it must find hazards.  Ends with exit code 1
-where a token is wrong, a tool found anything, or racecheck found nothing in that last kernel.
+complete: so it gets kernels whose loader copies pages by ordinary loads and stores.
+
+Two more runs show that the tools see what they should: memcheck an array that is too short, racecheck a
+kernel with one barrier left out.  Ends with exit code 1 where a token is wrong, a tool found anything, or
+found nothing in these.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,28 +37,31 @@ sys.path.insert(0, str(ROOT))
 
 from infer.backends import cuda_compile  # noqa: E402
 from infer.backends.cuda_backend import CudaBackend  # noqa: E402
-from infer.backends.cuda_compile import kernel_sources  # noqa: E402
+from infer.backends.cuda_compile import compile_kernel, kernel_sources  # noqa: E402
 from infer.backends.cuda_device import Device  # noqa: E402
 from infer.backends.numpy_backend import NumpyBackend  # noqa: E402
 from infer.bench import commit, host_cpu  # noqa: E402
 from infer.bench.machine import versions  # noqa: E402
 from infer.request import Request  # noqa: E402
+from infer.weights import Weights  # noqa: E402
 from laneformer.config import LaneformerConfig  # noqa: E402
-from tests.infer.cuda_kernels import shape_config  # noqa: E402
+from tests.infer.cuda_kernels import kernel_for, shape_config  # noqa: E402
 from tests.infer.rounded import Rounded  # noqa: E402
 from tests.tiny_models import RandomWeights, tiny_config  # noqa: E402
 
 FOUND_SOMETHING = 9  # exit code
+MOST_LINES = 60  # of a tool, that are printed
 # Name of a run, its tool, its requests' option, and how it must end.
 RUNS = (
-    ("memcheck", "memcheck", "--requests-only", 0),
+    ("memcheck", "memcheck", "--bulk-copies", 0),
+    ("memcheck, an array too short", "memcheck", "--short-array", FOUND_SOMETHING),
     ("racecheck", "racecheck", "--plain-copies", 0),
     ("racecheck, a barrier left out", "racecheck", "--without-barrier", FOUND_SOMETHING),
 )
 # The barrier between the inputs that all threads store and the product that reads them, in worker.cuh.
 BARRIER = "        if (scale != nullptr) sum_squares(squares);\n        math_barrier();\n"
-# And how long their prompts are: a whole chunk and a part of one; and so long that tokens alone are merged by
-# shares, no longer by every worker.
+# And how long their prompts are: a whole chunk and a part of one; and, without checksums only, so long that
+# tokens alone are merged by shares, no longer by every worker.
 MODELS: dict[str, tuple[LaneformerConfig, tuple[int, ...]]] = {
     "eight lanes": (
         tiny_config(
@@ -62,15 +70,16 @@ MODELS: dict[str, tuple[LaneformerConfig, tuple[int, ...]]] = {
             num_lanes=8,
             num_attention_heads=16,
             num_key_value_heads=8,
-            max_position_embeddings=128,
+            max_position_embeddings=192,
         ),
-        (75,),
+        (139,),
     ),
-    "one lane, merged by shares": (shape_config("attention merged by shares", 640), (75, 520)),
+    "one lane, merged by shares": (shape_config("attention merged by shares", 640), (139, 520)),
 }
 WORKERS = 2  # per lane
+SHARED_BYTES = 112 * 1024  # so that the ring of pages goes round often
 NEW_TOKENS = 6
-STALL_SECONDS = 300.0  # under a sanitizer a kernel is many times slower
+STALL_SECONDS = 60.0  # under a sanitizer a kernel is many times slower
 CLOSE = 0.03  # of the largest logit: a prompt in chunks has 16-bit inputs
 
 
@@ -81,16 +90,20 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path)
     alone = parser.add_mutually_exclusive_group()
-    alone.add_argument("--requests-only", action="store_true", help="what memcheck runs: no tool, no file")
+    alone.add_argument("--bulk-copies", action="store_true", help="what memcheck runs: no tool, no file")
+    alone.add_argument("--short-array", action="store_true", help="likewise, and must find something in")
     alone.add_argument("--plain-copies", action="store_true", help="likewise, what racecheck runs")
     alone.add_argument("--without-barrier", action="store_true", help="likewise, and must find hazards in")
     arguments = parser.parse_args()
-    if arguments.without_barrier:
-        leave_barrier_out()
-        answer_requests(dict([next(iter(MODELS.items()))]), plain_copies=True)
-        return 0  # whatever the tokens: the tool's exit code is the answer
-    if arguments.requests_only or arguments.plain_copies:
-        return answer_requests(MODELS, plain_copies=arguments.plain_copies)
+    if arguments.bulk_copies or arguments.plain_copies:
+        return answer_requests(plain_copies=arguments.plain_copies)
+    if arguments.short_array or arguments.without_barrier:
+        try:
+            answer_wrongly(without_barrier=arguments.without_barrier)
+        except Exception as error:  # CUDA's or the engine's: the tool may have ended the kernel
+            print(f"the request ended early: {error}", flush=True)
+        os._exit(0)  # whatever came of it: the tool's exit code is the answer
+    compile_all()
     runs = [run(*each) for each in RUNS]
     report = {
         "benchmark": "cuda_sanitizer",
@@ -106,6 +119,24 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 1 if any(run["exit_code"] != run["wanted_exit_code"] for run in runs) else 0
+
+
+def kernel_changes(plain_copies: bool) -> dict[str, Any]:
+    """Fields of the kernel's description."""
+    return {"plain_copies": plain_copies, "shared_bytes": SHARED_BYTES}
+
+
+def compile_all() -> None:
+    """Kernels of all runs, side by side and not under a tool; the last one races, and is compiled there."""
+
+    def compiled(entry: tuple[LaneformerConfig, bool, bool]) -> None:
+        config, checksums, plain_copies = entry
+        kernel = kernel_for(config, WORKERS, checksums=checksums)
+        compile_kernel(config, replace(kernel, **kernel_changes(plain_copies)))
+
+    wanted = product([config for config, _ in MODELS.values()], (False, True), (False, True))
+    with ThreadPoolExecutor() as pool:  # NVRTC lets go of Python's lock
+        list(pool.map(compiled, wanted))
 
 
 def leave_barrier_out() -> None:
@@ -124,7 +155,7 @@ def run(name: str, tool: str, option: str, wanted: int) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     seconds = time.perf_counter() - start
     lines = [line for line in done.stdout.splitlines() if line.strip()]
-    print(name, *lines[-12:], done.stderr[-2000:], sep="\n", flush=True)
+    print(name, *lines[:MOST_LINES], done.stderr[-2000:], sep="\n", flush=True)
     found = [line.removeprefix("=========").strip() for line in lines if "SUMMARY" in line]
     answers = [line for line in lines if line.startswith(tuple(MODELS))]
     return {
@@ -138,29 +169,44 @@ def run(name: str, tool: str, option: str, wanted: int) -> dict[str, Any]:
     }
 
 
-def answer_requests(
-    models: Mapping[str, tuple[LaneformerConfig, tuple[int, ...]]], plain_copies: bool
-) -> int:
+def backend(weights: Weights, *, checksums: bool, plain_copies: bool) -> CudaBackend:
+    """The back end as the tools see it."""
+    cuda_compile.import_cupy().cuda.set_allocator(None)
+    return CudaBackend(
+        weights,
+        workers_per_lane=WORKERS,
+        checksums=checksums,
+        stall_seconds=STALL_SECONDS,
+        kernel_changes=kernel_changes(plain_copies),
+    )
+
+
+def answer_wrongly(without_barrier: bool) -> None:
+    """A request with a fault that a tool must find: a barrier left out, or logits that have no room."""
+    config, [length, *_] = next(iter(MODELS.values()))
+    if without_barrier:
+        leave_barrier_out()
+    engine = backend(Rounded(RandomWeights(config)), checksums=False, plain_copies=without_barrier)
+    if not without_barrier:
+        engine._arrays["logits"] = engine._device.zeros(config.vocab_size * 4 - 4)
+    list(engine.decode(Request(tuple(range(length)), max_new_tokens=NEW_TOKENS)))
+
+
+def answer_requests(plain_copies: bool) -> int:
     """Every request on the GPU; 1 where a token is wrong."""
     wrong = 0
-    for name, (config, lengths) in models.items():
+    for name, (config, lengths) in MODELS.items():
         weights = Rounded(RandomWeights(config))
         random = np.random.default_rng(0)
         ids = tuple(int(token) for token in random.integers(config.vocab_size, size=max(lengths)))
         logits = NumpyBackend(weights).logits(ids)
         for checksums in (False, True):
-            engine = CudaBackend(
-                weights,
-                workers_per_lane=WORKERS,
-                checksums=checksums,
-                stall_seconds=STALL_SECONDS,
-                plain_copies=plain_copies,
-            )
+            engine = backend(weights, checksums=checksums, plain_copies=plain_copies)
             by_chance = Request(
                 ids[:3], max_new_tokens=NEW_TOKENS, temperature=0.8, top_k=40, top_p=0.9, seed=1
             )
             sampled = list(engine.decode(by_chance))
-            for length in lengths:
+            for length in lengths[:1] if checksums else lengths:
                 request = Request(ids[:length], max_new_tokens=NEW_TOKENS)
                 [first, *_] = [token for token, _ in engine.decode(request)]
                 best = logits[length - 1]

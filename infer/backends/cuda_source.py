@@ -18,7 +18,7 @@ class Kernel:
     workers_per_lane: int
     context: int  # positions that the cache has room for
     splits: int
-    chunk: int = 64
+    chunk: int = 128  # tokens of a prompt at once
     in_flight_bytes: int = 72 * 1024
     prefetch_bytes: int = 128 * 1024  # into the L2 cache, ahead of the ring
     piece_cycles: int = 200  # between pieces of 4 KB of it: about a worker's share of an H200's memory

@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
     if (thread == 0) {
         for (int slot = 0; slot < SLOTS; ++slot) {
             barrier_init(ring.full(slot), 1);
-            barrier_init(ring.empty(slot), MATH_WARPS);
+            barrier_init(ring.empty(slot), PLAIN_COPIES ? MATH_THREADS : MATH_WARPS);
         }
         barrier_init(shared_address(&shared.over), 1);
         barrier_init(shared_address(&shared.prompt_ready), 1);

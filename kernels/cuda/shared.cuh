@@ -39,7 +39,8 @@ struct alignas(16) TokenMemory {
 constexpr int TOKEN_TILES = CHUNK / 8;
 constexpr int INPUT_TILE_BYTES = TOKEN_TILES * 256;  // 16 columns of inputs, all tokens of a chunk
 constexpr int RUN_STEPS = STEP_MULTIPLE, RUN_BYTES = RUN_STEPS * INPUT_TILE_BYTES;
-constexpr int COPIES = 4;  // runs of inputs, on their way or at hand
+constexpr int COPIES = larger(3, 49152 / RUN_BYTES);  // runs of inputs, on their way or at hand
+constexpr int LEAST_TOKEN_WARPS = divide_up(CHUNK, 64);  // that share the tokens: a warp has 64 of them at most
 constexpr int TILE_STRIDE = TILE + 4;  // a token's sums lie 16 bytes further round the banks than the token's before it
 
 // For a chunk of a prompt, which is over before the first token alone begins.
@@ -48,7 +49,7 @@ struct alignas(16) ChunkMemory {
     float row_most[MATH_WARPS][8], row_total[MATH_WARPS][8];
     union {
         float4 row_mixed[MATH_WARPS][8][HEAD_GROUPS];
-        float tile[MATH_WARPS][CHUNK][TILE_STRIDE];  // sums of one tile per warp
+        float tile[MATH_WARPS][CHUNK / LEAST_TOKEN_WARPS][TILE_STRIDE];  // sums of one tile per warp
         unsigned char inputs[COPIES][RUN_BYTES];
     };
 };

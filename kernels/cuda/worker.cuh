@@ -124,7 +124,7 @@ struct Worker {
     }
     __device__ void release_page() {
         __syncwarp();
-        if (in_warp == 0) barrier_arrive(ring.empty(cursor.slot));
+        if (PLAIN_COPIES || in_warp == 0) barrier_arrive(ring.empty(cursor.slot));
         cursor.advance();
     }
 
