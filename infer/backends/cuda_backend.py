@@ -15,7 +15,7 @@ import numpy as np
 
 from infer.backends.cpu_tables import head_norm_table, norm_table
 from infer.backends.cuda_compile import ENTRY, compile_kernel, nvrtc_version
-from infer.backends.cuda_device import Device
+from infer.backends.cuda_device import Device, Launch
 from infer.backends.cuda_request import OUTCOMES, PLACES, REQUEST, Outcome
 from infer.backends.cuda_source import Kernel, split_count
 from infer.plan import equal_shares, make_plan
@@ -95,8 +95,9 @@ class CudaBackend:
     def decode(self, request: Request) -> Generator[tuple[int, float], None, None]:
         """Yield (token id, log-probability) as tokens are chosen; closing the iterator cancels.
 
-        Raises :class:`LaneformerError` where logits are not finite and, naming worker, layer and place, where
-        a worker waited too long or, with checksums, found a packet that is not whole.
+        Raises :class:`LaneformerError` where logits are not finite, where the GPU gave up the kernel and,
+        naming worker, layer and place, where a worker waited too long or, with checksums, found a packet that
+        is not whole.
         """
         limit = request.new_token_limit(self.config)
         if limit > 0:
@@ -193,13 +194,13 @@ class CudaBackend:
         if sampled:
             self._arrays["histograms"].fill(0)
         blocks = len(self.plan.workers)
-        done = device.launch(self._function, blocks, self._threads, values, self.kernel.shared_bytes)
+        launch = device.launch(self._function, blocks, self._threads, values, self.kernel.shared_bytes)
         try:
-            yield from self._tokens(limit, done)
-            done.synchronize()
+            yield from self._tokens(limit, launch)
+            launch.wait()
         finally:
             words[-1] = 1  # cancels what has not ended; the memory above must outlive the kernel
-            done.synchronize()
+            launch.wait()
             status = int(self._arrays["control"][:8].get().view(np.uint64)[0])
             if status & 0xFF not in (Outcome.FINISHED, Outcome.CANCELLED):
                 # NaN among old keys and values would reach the next request, for 0 times NaN is NaN.
@@ -218,10 +219,10 @@ class CudaBackend:
         self._epoch = first + epochs
         return first
 
-    def _tokens(self, limit: int, done: Any) -> Generator[tuple[int, float], None, None]:
+    def _tokens(self, limit: int, launch: Launch) -> Generator[tuple[int, float], None, None]:
         for place in range(limit):
             while not (word := int(self._host[place])):
-                if done.done and not int(self._host[place]):
+                if launch.ended() and not int(self._host[place]):
                     return
                 time.sleep(POLL_SECONDS)
             log_probability = np.array(word >> 32, np.uint32).view(np.float32)

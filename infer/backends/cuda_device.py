@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from infer.backends.cuda_compile import OPTIONS, import_cupy, kernel_sources
+from infer.backends.cuda_compile import OPTIONS, import_cupy, kernel_sources, one_line
 from laneformer.errors import LaneformerError
 from laneformer.nvidia_driver import find_driver
 
@@ -18,6 +18,31 @@ PIECE_BYTES = 64 << 20  # of an upload
 BANDWIDTH_BYTES = 4_000_000_000
 BANDWIDTH_PAGE, BANDWIDTH_STAGES = 24576, 8
 BANDWIDTH_ROUNDS = 5
+SUCCESS, NOT_READY = 0, 600  # of cudaError_t, as CuPy's eventQuery returns it
+
+
+class Launch:
+    """A kernel under way.  Both methods raise :class:`LaneformerError` where the GPU gave it up."""
+
+    def __init__(self, cupy: Any, event: Any) -> None:
+        self._runtime = cupy.cuda.runtime
+        self._event = event
+
+    def ended(self) -> bool:
+        """Whether it is over."""
+        status = self._runtime.eventQuery(self._event.ptr)
+        if status not in (SUCCESS, NOT_READY):
+            self.wait()
+        return bool(status == SUCCESS)
+
+    def wait(self) -> None:
+        """Until it is over."""
+        try:
+            self._event.synchronize()
+        except self._runtime.CUDARuntimeError as error:
+            raise LaneformerError(
+                f"the GPU gave up the kernel ({one_line(error)}); this process can use it no more"
+            ) from None
 
 
 class Device:
@@ -104,12 +129,14 @@ class Device:
         """Where an array lies; 0 for None."""
         return 0 if array is None else array.data.ptr
 
-    def launch(self, function: Any, blocks: int, threads: int, values: np.ndarray, shared_bytes: int) -> Any:
-        """Start a kernel whose blocks all run at once; returns the event of its end."""
+    def launch(
+        self, function: Any, blocks: int, threads: int, values: np.ndarray, shared_bytes: int
+    ) -> Launch:
+        """Start a kernel whose blocks all run at once."""
         self._cupy.cuda.Stream.null.synchronize()  # what was uploaded and cleared is there
         with self._stream:
             function((blocks,), (threads,), (values[()],), shared_mem=shared_bytes)
-        return self._stream.record()
+        return Launch(self._cupy, self._stream.record())
 
     def read_bandwidth(self) -> float:
         """Bytes per second, the best of a few rounds over a buffer much larger than the cache."""
@@ -154,7 +181,7 @@ def _reason(cupy: Any, error: Exception) -> str:
         )
     if "NoDevice" in str(error):
         return "the NVIDIA driver shows none (CUDA_VISIBLE_DEVICES can hide them)"
-    return " ".join(str(error).split())
+    return one_line(error)
 
 
 def _pinned(cupy: Any, count: int, dtype: Any) -> np.ndarray:

@@ -31,7 +31,7 @@ __device__ inline int oldest_visible(int layer, int position) {
 struct Runs {
     int first, count;
 
-    // Whether the split has blocks among them.  If not, its task does nothing, and nobody waits for it.
+    // Whether the split has blocks among them.  If not, its task has nothing to tell, and nobody waits for it.
     __device__ bool has(int split) const { return static_cast<int>(static_cast<unsigned>(split - first) % SPLITS) < count; }
 };
 __device__ inline Runs visible_runs(int layer, int position) {

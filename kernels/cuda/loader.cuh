@@ -25,8 +25,8 @@ class Loader {
 public:
     __device__ Loader(const Request& request, Shared& shared, Ring ring, int index)
         : request_(request), shared_(shared), ring_(ring), pages_(known_address(ring.pages)),
-          page_bytes_(known_address(shared.page_bytes)),
-          page_start_(known_address(shared.page_start)), over_(known_address(&shared.over)), index_(index), lane_(index / WORKERS), place_(index % WORKERS),
+          page_bytes_(known_address(shared.page_bytes)), page_start_(known_address(shared.page_start)),
+          over_(known_address(&shared.over)), index_(index), lane_(index / WORKERS), place_(index % WORKERS),
           begin_(request.tape + request.run_offset[index]) {}
 
     __device__ void run(int steps) {

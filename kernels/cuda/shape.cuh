@@ -122,6 +122,7 @@ constexpr int PARTS = 2;  // an input is the sum of two 16-bit numbers, which ar
 constexpr int PART_STRIDE = MOST_COLUMNS + 16;  // 32 bytes more: the parts lie in different banks
 
 static_assert(HIDDEN % GROUP == 0 && HEAD_SIZE % 2 == 0 && HEAD_SIZE <= 128 && QUERIES_PER_KEY <= 8, "unsupported shape");
+static_assert((CHUNK & (CHUNK - 1)) == 0 && CHUNK >= 8 && CHUNK <= MATH_THREADS, "tokens of a chunk are shared out by halves");
 static_assert((SPLITS & (SPLITS - 1)) == 0 && SPLITS <= WARP, "splits are shared out, and merged, by halves");
 static_assert(WORKERS <= HIDDEN_TILES && WORKERS <= UNIT_TILES, "a worker without rows of the residual stream");
 

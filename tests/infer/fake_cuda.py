@@ -53,6 +53,7 @@ class Machine:
     runtime_cuda: int = 13020
     cupy: bool = True
     nvrtc: str = ""  # why it cannot be loaded
+    kernel_error: str = ""  # what CUDA says of a kernel that was launched
 
     def install(self, patch: pytest.MonkeyPatch) -> Machine:
         """Put it in place of what this machine has."""
@@ -63,7 +64,7 @@ class Machine:
 
     def module(self) -> Any:
         """What ``import cupy`` gives."""
-        event = SimpleNamespace(done=True, synchronize=lambda: None)
+        event = SimpleNamespace(ptr=0, synchronize=self._wait)
         stream = _Stream(event)
         cupy: Any = ModuleType("cupy")
         cupy.__version__ = "14.2.0"
@@ -79,6 +80,7 @@ class Machine:
                 getDeviceProperties=self._properties,
                 runtimeGetVersion=lambda: self.runtime_cuda,
                 memGetInfo=self._memory,
+                eventQuery=lambda event: 700 if self.kernel_error else 0,
                 memcpy=lambda target, source, size, kind: ctypes.memmove(target, source, size),
                 memcpyAsync=lambda target, source, size, kind, stream: ctypes.memmove(target, source, size),
             ),
@@ -120,6 +122,10 @@ class Machine:
             )
         if not self.gpus:
             raise CudaRuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+    def _wait(self) -> None:
+        if self.kernel_error:
+            raise CudaRuntimeError(self.kernel_error)
 
     def _memory(self) -> tuple[int, int]:
         self._start()

@@ -135,3 +135,21 @@ def test_a_context_that_is_shorter_than_the_model_s_is_what_requests_are_held_ag
         engine.logits([1] * 21)
     assert engine.config.max_position_embeddings == CudaBackend(weights, context=20).context == 20
     assert CudaBackend(weights, context=1000).context == 64
+
+
+def test_a_kernel_that_the_gpu_gave_up_is_an_error_and_not_waited_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Machine(kernel_error="cudaErrorIllegalAddress: an illegal\n memory access").install(monkeypatch)
+    message = (
+        "the GPU gave up the kernel (cudaErrorIllegalAddress: an illegal memory access); this process can "
+        "use it no more"
+    )
+    engine = Engine(model, backend="cuda")
+    with pytest.raises(LaneformerError) as caught:
+        next(engine.generate([1, 2], max_new_tokens=3))
+    assert str(caught.value) == message
+    with pytest.raises(LaneformerError, match="the GPU gave up the kernel"):
+        engine.logits([1, 2])
+    assert main(["generate", str(model), "--backend", "cuda", "--token-ids", "1,2"]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"

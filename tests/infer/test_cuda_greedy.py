@@ -16,7 +16,7 @@ from tests.infer.rounded import Rounded, rounded_cache
 from tests.tiny_models import RandomWeights
 
 SCALE = 0.07  # of weights with 256 columns
-PROMPT_TOKENS, NEW_TOKENS = 100, 256
+PROMPT_TOKENS, NEW_TOKENS = 190, 256  # a whole chunk and a part of one
 CLEAR_SHARE = 0.3  # of tokens whose choice must be clear, or the comparison says little
 
 

@@ -68,7 +68,7 @@ static bool token(Cache& cache, int position) {
 // Requests with prompts of these lengths, in chunks but for the last token, up to a full context.  0 if all is well.
 int main() {
     for (int layer = 0; layer < LAYERS; ++layer)
-        for (int prompt : {1, 2, 64, 65, 130, CONTEXT / 2, CONTEXT}) {
+        for (int prompt : {1, 2, CHUNK, CHUNK + 1, CHUNK + 2, CONTEXT / 2, CONTEXT}) {
             if (prompt > CONTEXT) continue;
             Cache cache{layer};
             for (int start = 0; start < prompt - 1; start += CHUNK)
