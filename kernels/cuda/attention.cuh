@@ -78,8 +78,7 @@ struct Attention {
         math_barrier();
     }
     __device__ unsigned char* own_block(int task) const {
-        const int slots = cache_slots(w.layer);
-        return w.request.cache + cache_address(w.request, w.layer, w.lane, task, place_of_block(position / TILE).index, slots);
+        return w.request.cache + cache_address(w.request, w.layer, w.lane, task, place_of_block(position / TILE).index);
     }
     // Keys: thread 4 g + c of a tile has of positions g and g + 8 elements 4 c to 4 c + 3.
     __device__ void keep_key(int task, uint2 bits) const {
@@ -124,10 +123,9 @@ struct Attention {
         }
         float mixed[2 * HEAD_TILES][4] = {};
         float most = NEVER, total = 0;
-        const int slots = cache_slots(w.layer);
         const Span span = visible_blocks(w.layer, split, position);
         for (int start = span.from, count; start <= span.to; start += count) {
-            count = blocks_in_page(start, span.to, slots);
+            count = blocks_in_page(w.layer, start, span.to);
             const unsigned char* page = w.wait_page(count * CACHE_BLOCK_BYTES);
             for (int each = 0; each < count; ++each)
                 if ((start + each) % MATH_WARPS == w.warp)

@@ -11,6 +11,9 @@ namespace laneformer {
 
 // Blocks of 16 positions that one task of a layer has room for.
 __device__ inline int cache_slots(int layer) { return WINDOW[layer] ? SLIDING_SLOTS : FULL_SLOTS; }
+// Which of them a block of its own has.  Two remainders by constants: one by a number that the compiler does not know would cost the
+// loader, for every page, a large part of the time that the page takes.
+__device__ inline int cache_slot(int layer, int block) { return WINDOW[layer] ? block % SLIDING_SLOTS : block % FULL_SLOTS; }
 
 // Which split has a block of the whole context, and where among its own.
 struct BlockPlace {
@@ -52,8 +55,8 @@ __device__ inline Span visible_blocks(int layer, int split, int position) {
     return {from * RUN_BLOCKS + (begins ? low % RUN_BLOCKS : 0), to * RUN_BLOCKS + (ends ? high % RUN_BLOCKS : RUN_BLOCKS - 1)};
 }
 // How many of them, from `block` on, one page holds: a page does not go round the end of the ring.
-__device__ inline int blocks_in_page(int block, int to, int slots) {
-    return min(min(CACHE_BLOCKS_PER_PAGE, to - block + 1), slots - block % slots);
+__device__ inline int blocks_in_page(int layer, int block, int to) {
+    return min(min(CACHE_BLOCKS_PER_PAGE, to - block + 1), cache_slots(layer) - cache_slot(layer, block));
 }
 
 }  // namespace laneformer

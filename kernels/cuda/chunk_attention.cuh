@@ -50,11 +50,11 @@ struct ChunkAttention : ChunkState {
         float mixed[2 * HEAD_TILES][4] = {};
         float most = NEVER, total = 0;
         const int first = start + first_token, last = min(start + count, first + TOKENS_AT_ONCE) - 1;
-        const int low = oldest_visible(w.layer, first) / TILE, slots = cache_slots(w.layer);
+        const int low = oldest_visible(w.layer, first) / TILE;
         for (int block = low + w.warp; block <= last / TILE; block += MATH_WARPS) {
             const BlockPlace at = place_of_block(block);
             const unsigned char* keys =
-                w.request.cache + cache_address(w.request, w.layer, w.lane, key_head * SPLITS + at.split, at.index, slots) + w.in_warp * 16;
+                w.request.cache + cache_address(w.request, w.layer, w.lane, key_head * SPLITS + at.split, at.index) + w.in_warp * 16;
             float scores[2][4] = {};
             uint4 k[HEAD_TILES], v[HEAD_TILES];
 #pragma unroll

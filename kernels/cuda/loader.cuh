@@ -91,14 +91,13 @@ private:
     }
     __device__ void keys_and_values(int position) {
         if (!ready_) wait_prompt();
-        const int slots = cache_slots(layer_);
 #pragma unroll 1
         for (int task = first_task(place_); task < first_task(place_ + 1); ++task) {
             const Span span = visible_blocks(layer_, task % SPLITS, position);
 #pragma unroll 1
             for (int block = span.from, count; block <= span.to; block += count) {
-                count = blocks_in_page(block, span.to, slots);
-                const auto* from = request_.cache + cache_address(request_, layer_, lane_, task, block, slots);
+                count = blocks_in_page(layer_, block, span.to);
+                const auto* from = request_.cache + cache_address(request_, layer_, lane_, task, block);
                 if (!load(from, count * CACHE_BLOCK_BYTES, staying_)) return;
             }
         }

@@ -103,7 +103,7 @@ __host__ __device__ constexpr int slots_for(int positions) {
 }
 // What it has room for in a layer that sees everything, and in a sliding one: a window and a chunk of a prompt.
 constexpr int FULL_SLOTS = divide_up(CONTEXT, TILE * SPLITS * RUN_BLOCKS) * RUN_BLOCKS;
-constexpr int SLIDING_SLOTS = smaller(FULL_SLOTS, slots_for(SLIDING_WINDOW + CHUNK));
+constexpr int SLIDING_SLOTS = SLIDING_WINDOW ? smaller(FULL_SLOTS, slots_for(SLIDING_WINDOW + CHUNK)) : FULL_SLOTS;
 constexpr long long CACHE_SLOT_BYTES = 1ll * LANES * TASKS * CACHE_BLOCK_BYTES;  // one block of every task
 __device__ inline int first_task(int worker) { return TASKS * worker / WORKERS; }
 

@@ -56,9 +56,9 @@ struct Request {
     int top_k;
 };
 
-__device__ inline long long cache_address(const Request& request, int layer, int lane, int task, int block, int slots) {
+__device__ inline long long cache_address(const Request& request, int layer, int lane, int task, int block) {
     return request.cache_offset[layer] +
-           ((static_cast<long long>(lane) * TASKS + task) * slots + block % slots) * CACHE_BLOCK_BYTES;
+           ((static_cast<long long>(lane) * TASKS + task) * cache_slots(layer) + cache_slot(layer, block)) * CACHE_BLOCK_BYTES;
 }
 
 // First pages of a matrix, or of a block of its rows, in the registers of a warp.

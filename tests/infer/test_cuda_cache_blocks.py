@@ -31,17 +31,17 @@ MODELS = {
 def run(
     config: LaneformerConfig, splits: int, folder: Path, replaced: tuple[str, str] = ("", "")
 ) -> subprocess.CompletedProcess[str]:
-    """The driver's run, with a text of the header replaced by another."""
+    """The driver's run, with a text of shape.cuh replaced by another."""
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler")
     kernel = Kernel(workers_per_lane=2, context=config.max_position_embeddings, splits=splits)
     # Quoted includes look beside the file first, so headers and the model's are put beside the driver.
-    for file in (FOLDER / "driver.cpp", KERNELS / "shape.cuh"):
+    for file in (FOLDER / "driver.cpp", KERNELS / "cache_blocks.cuh"):
         shutil.copy(file, folder)
-    header = (KERNELS / "cache_blocks.cuh").read_text(encoding="utf-8")
-    assert replaced[0] in header
-    (folder / "cache_blocks.cuh").write_text(header.replace(*replaced), encoding="utf-8")
+    shapes = (KERNELS / "shape.cuh").read_text(encoding="utf-8")
+    assert replaced[0] in shapes
+    (folder / "shape.cuh").write_text(shapes.replace(*replaced), encoding="utf-8")
     (folder / "model.cuh").write_text(model_header(config, kernel), encoding="utf-8")
     command = [compiler, "-std=c++17", "-O2", "-Wall", "-Wno-unknown-pragmas", "-o", folder / "driver"]
     subprocess.run([*command, folder / "driver.cpp"], check=True)
@@ -64,6 +64,6 @@ def test_any_number_of_splits(splits: int, tmp_path: Path) -> None:
 
 def test_the_check_sees_a_block_that_was_overwritten(tmp_path: Path) -> None:
     config = tiny_config(max_position_embeddings=2000, sliding_window=512)
-    fewer = ("? SLIDING_SLOTS :", "? SLIDING_SLOTS - 1 :")
+    fewer = ("slots_for(SLIDING_WINDOW + CHUNK))", "slots_for(SLIDING_WINDOW + CHUNK) - 1)")
     done = run(config, split_count(config), tmp_path, fewer)
     assert done.returncode == 1 and "not found" in done.stdout

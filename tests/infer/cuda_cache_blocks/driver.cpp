@@ -18,7 +18,7 @@ struct Cache {
     const int layer, slots = cache_slots(layer);
     std::vector<int> positions = std::vector<int>(SPLITS * slots * TILE, -1);
 
-    int& at(BlockPlace place, int position) { return positions[(place.split * slots + place.index % slots) * TILE + position % TILE]; }
+    int& at(BlockPlace place, int position) { return positions[(place.split * slots + cache_slot(layer, place.index)) * TILE + position % TILE]; }
     void keep(int position) { at(place_of_block(position / TILE), position) = position; }
     bool has(int position) { return at(place_of_block(position / TILE), position) == position; }
 };
@@ -46,8 +46,8 @@ static bool token(Cache& cache, int position) {
         const Span span = visible_blocks(cache.layer, split, position);
         if (runs.has(split) != (span.from <= span.to)) return fails("runs and blocks disagree", cache.layer, position, split);
         for (int start = span.from, count; start <= span.to; start += count) {
-            count = blocks_in_page(start, span.to, cache.slots);
-            if (count < 1 || start % cache.slots + count > cache.slots) return fails("a page round the end", cache.layer, position, start);
+            count = blocks_in_page(cache.layer, start, span.to);
+            if (count < 1 || cache_slot(cache.layer, start) + count > cache.slots) return fails("a page round the end", cache.layer, position, start);
             for (int index = start; index < start + count; ++index) {
                 const int block = block_at({split, index});
                 const BlockPlace back = place_of_block(block);
