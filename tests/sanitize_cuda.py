@@ -5,7 +5,8 @@
 One model of eight lanes and one whose attention is merged by shares answer prompts in chunks and token by
 token, greedily and by chance, with and without checksums, once under ``memcheck`` and once under
 ``racecheck``.  The first greedy token must be numpy's or as good.  Every array is an allocation of its own,
-not a part of CuPy's pool, so that memcheck knows where it ends.
+not a part of CuPy's pool, so that memcheck knows where it ends.  Every kernel is unloaded when its requests
+are over: racecheck told what it found in a kernel when that went, and nothing of one that stayed to the end.
 
 racecheck takes the thread that asks for a bulk copy for the one that writes, whatever barrier the bytes
 complete: so it gets kernels whose loader copies pages by ordinary loads and stores.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import json
 import os
 import subprocess
@@ -195,6 +197,8 @@ def answer_wrongly(without_barrier: bool) -> None:
     if not without_barrier:
         engine._arrays["logits"] = engine._device.zeros(config.vocab_size * 4 - 4)
     list(engine.decode(Request(tuple(range(length)), max_new_tokens=NEW_TOKENS)))
+    del engine
+    gc.collect()
 
 
 def answer_requests(plain_copies: bool) -> int:
@@ -223,6 +227,8 @@ def answer_requests(plain_copies: bool) -> int:
                     f"{'right' if right else 'WRONG'}, first token {behind:.4f} of the largest logit behind",
                     flush=True,
                 )
+            del engine
+            gc.collect()
     return 1 if wrong else 0
 
 
