@@ -38,8 +38,10 @@ CORNERS: dict[str, dict[str, Any]] = {
     "stretched": {"rope_scaling": RopeScaling(4.0, 1.0, 4.0, 16), "rope_theta": 100.0},
 }
 LENGTH = 40  # the ring of 6 slots wraps six times
-# float32 rounding (6e-8) of logits of size about 5, over 10 modules of about 100 terms each.
-TOLERANCE = 2e-5
+# float32 rounding (6e-8) of logits of size about 5, over 10 modules of about 100 terms each.  numpy's matrix
+# products add in another order on another processor: the worst logit of all corners was 2.2e-5 off on an AMD
+# EPYC, the median 4e-7.
+TOLERANCE = 6e-5
 
 
 def backend(**changes: Any) -> tuple[NumpyBackend, RandomWeights, list[int]]:
