@@ -64,8 +64,8 @@ RUNS = (
 )
 # The barrier between the inputs that all threads store and the product that reads them, in worker.cuh.
 BARRIER = "        if (scale != nullptr) sum_squares(squares);\n        math_barrier();\n"
-# And how long their prompts are: a whole chunk and a part of one; and, without checksums only, so long that
-# tokens alone are merged by shares, no longer by every worker.
+# The models, and how long their prompts are: a whole chunk and a part of one; and, without checksums only, so
+# long that tokens alone are merged by shares, no longer by every worker.
 MODELS: dict[str, tuple[LaneformerConfig, tuple[int, ...]]] = {
     "eight lanes": (
         tiny_config(
@@ -153,9 +153,12 @@ def run(name: str, tool: str, option: str, wanted: str) -> dict[str, Any]:
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(FOUND_SOMETHING)]
     command += [sys.executable, __file__, option]
     start = time.perf_counter()
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ, timeout=TOOL_SECONDS
-    )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ, timeout=TOOL_SECONDS
+        )
+    except subprocess.TimeoutExpired:  # the other runs' answers are not lost with it
+        done = subprocess.CompletedProcess(command, -1, "", f"not done after {TOOL_SECONDS} seconds")
     seconds = time.perf_counter() - start
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     print(name, *lines[:MOST_LINES], done.stderr[-2000:], sep="\n", flush=True)

@@ -73,8 +73,8 @@ __device__ inline bool barrier_done_now(unsigned barrier, unsigned parity) {  //
     return done != 0;
 }
 // `bytes` from `from` on to `to`; the barrier completes with their arrival.  With PLAIN_COPIES that is what racecheck knows: stores,
-// and an arrival that releases them.  Then each thread that reads a page also lets go of it, not one for its warp: racecheck does not
-// see that __syncwarp() puts the reads of the others before that one's arrival.
+// and an arrival that releases them.  Then each thread that reads a page also lets go of it, not one for its warp after __syncwarp(),
+// with which racecheck told of hazards.
 __device__ inline void load_page(unsigned to, const unsigned char* from, unsigned bytes, unsigned barrier, unsigned long long policy) {
     if constexpr (PLAIN_COPIES) {
         for (unsigned at = 0; at < bytes; at += 16)
