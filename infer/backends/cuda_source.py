@@ -25,8 +25,10 @@ class Kernel:
     checksums: bool = False
     float16: bool = False
     shared_bytes: int = SHARED_BYTES
-    # For tests: a worker that publishes no residual rows; the loader's pages by ordinary loads and stores.
+    # For tests: a worker that publishes no residual rows; one that rests before it reads which tokens are best;
+    # the loader's pages by ordinary loads and stores.
     silent_worker: int = -1
+    late_worker: int = -1
     plain_copies: bool = False
 
 
@@ -67,6 +69,7 @@ def model_header(config: LaneformerConfig, kernel: Kernel) -> str:
         "PIECE_CYCLES": kernel.piece_cycles,
         "SHARED_BYTES": kernel.shared_bytes,
         "SILENT_WORKER": kernel.silent_worker,
+        "LATE_WORKER": kernel.late_worker,
     }
     lines = [f"#define LANEFORMER_FLOAT16 {int(kernel.float16)}", "namespace laneformer {"]
     lines += ["enum class HeadType { REPLICATE, LANE, VOCAB_PARALLEL, LANES_SUMMED };"]

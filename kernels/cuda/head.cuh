@@ -172,12 +172,17 @@ struct HeadPhase {
             flags |= w.shared.token.flags[each];
         }
     }
-    // Two packets of plain words per worker: best, its raw logit, its id; largest raw logit, sum of exponentials, flags.
+    // Two packets of plain words per worker: best, its raw logit, its id; largest raw logit, sum of exponentials, flags.  Steps have
+    // them in two places in turn: where lanes are independent and slices of the vocabulary their own, a lane waits for no other
+    // before it sends those of the next step, and a worker may not have read those of this one.  The step after that waits for it.
+    __device__ Packet* token_packets() const {
+        return w.packets(TOKEN_AT) + w.step_epoch / EPOCHS_PER_STEP % 2 * TOKEN_PACKETS;
+    }
     __device__ void send(float best, float raw, int id, float most, float total) {
         w.look_round();
         unsigned flags = 0;
         reduce(best, raw, id, most, total, flags);
-        Packet* tokens = w.packets(TOKEN_AT) + 2 * w.index;
+        Packet* tokens = token_packets() + 2 * w.index;
         if (w.thread == 0) store_packet(tokens, __float_as_uint(best), __float_as_uint(raw), id, token_epoch());
         if (w.thread == 1)
             store_packet(tokens + 1, __float_as_uint(most), __float_as_uint(total),
@@ -190,9 +195,10 @@ struct HeadPhase {
         float best = NEVER, raw = NEVER, most = NEVER, total = 0;
         int id = VOCABULARY;
         unsigned flags = 0;
+        if (w.index == LATE_WORKER) __nanosleep(1000000);
         if (w.thread < ALL_WORKERS) {
             Packet found[2];
-            if (receive(found, [&](int i) { return w.packets(TOKEN_AT) + 2 * w.thread + i; }, token_epoch(), w.patience(AT_TOKEN))) {
+            if (receive(found, [&](int i) { return token_packets() + 2 * w.thread + i; }, token_epoch(), w.patience(AT_TOKEN))) {
                 best = __uint_as_float(found[0].words[0]), raw = __uint_as_float(found[0].words[1]);
                 id = static_cast<int>(found[0].words[2]);
                 most = __uint_as_float(found[1].words[0]), total = __uint_as_float(found[1].words[1]);

@@ -243,6 +243,16 @@ def test_a_missing_packet_ends_with_worker_layer_and_place() -> None:
         tokens(engine, Request((1, 2), max_new_tokens=4))
 
 
+def test_lanes_that_wait_for_no_other_leave_a_late_worker_its_tokens() -> None:
+    config = tiny_config(
+        broadcast_delay=0, use_attention_comm=False, use_mlp_comm=False, lm_head_type="vocab_parallel"
+    )
+    weights = Rounded(RandomWeights(config))
+    request = Request((1, 2), max_new_tokens=20)
+    late = backend(weights, kernel_changes={"late_worker": 3}, stall_seconds=2)
+    assert tokens(late, request) == tokens(backend(weights), request)
+
+
 def test_no_token_is_told_of_a_step_that_was_given_up() -> None:
     engine = backend(
         Rounded(RandomWeights(tiny_config())), kernel_changes={"silent_worker": 3}, stall_seconds=0.2
