@@ -111,16 +111,10 @@ struct Attention {
         take_projected(task);
         w.look_round();
         const int row = w.in_warp / 4, column = w.in_warp % 4, split = task % SPLITS;
-        unsigned queries[HEAD_TILES][4];
+        uint4 queries[QUERIES_IN_REGISTERS ? HEAD_TILES : 1];
+        if constexpr (QUERIES_IN_REGISTERS)
 #pragma unroll
-        for (int step = 0; step < HEAD_TILES; ++step) {
-            uint2 high = make_uint2(0, 0), low = high;
-            if (row < QUERIES_PER_KEY) {
-                high = reinterpret_cast<const uint2*>(w.shared.token.queries[0][row])[step * 4 + column];
-                low = reinterpret_cast<const uint2*>(w.shared.token.queries[1][row])[step * 4 + column];
-            }
-            queries[step][0] = high.x, queries[step][1] = low.x, queries[step][2] = high.y, queries[step][3] = low.y;
-        }
+            for (int step = 0; step < HEAD_TILES; ++step) queries[step] = query(step);
         float mixed[2 * HEAD_TILES][4] = {};
         float most = NEVER, total = 0;
         const Span span = visible_blocks(w.layer, split, position);
@@ -153,8 +147,18 @@ struct Attention {
         publish_task(task);
     }
 
+    // The thread's part of the left matrix, upper and lower parts of the same queries.
+    __device__ uint4 query(int step) const {
+        const int row = w.in_warp / 4, at = step * 4 + w.in_warp % 4;
+        if (row >= QUERIES_PER_KEY) return make_uint4(0, 0, 0, 0);
+        const uint2 high = reinterpret_cast<const uint2*>(w.shared.token.queries[0][row])[at];
+        const uint2 low = reinterpret_cast<const uint2*>(w.shared.token.queries[1][row])[at];
+        return make_uint4(high.x, low.x, high.y, low.y);
+    }
+
     // Block `index` of 16 positions of the whole context.
-    __device__ void block(const unsigned char* keys, int index, const unsigned (&queries)[HEAD_TILES][4],
+    template <int COUNT>
+    __device__ void block(const unsigned char* keys, int index, const uint4 (&queries)[COUNT],
                           float (&mixed)[2 * HEAD_TILES][4], float& most, float& total) {
         const int row = w.in_warp / 4, column = w.in_warp % 4, p = position % TILE;
         const bool newest = index == position / TILE;
@@ -167,8 +171,11 @@ struct Attention {
                 if (p < 8) k.x = own.x, k.y = own.y;
                 else k.z = own.x, k.w = own.y;
             }
-            tensor_product(scores[0], queries[step][0], queries[step][1], queries[step][2], queries[step][3], k.x, k.y);
-            tensor_product(scores[1], queries[step][0], queries[step][1], queries[step][2], queries[step][3], k.z, k.w);
+            uint4 q;
+            if constexpr (QUERIES_IN_REGISTERS) q = queries[step];
+            else q = query(step);
+            tensor_product(scores[0], q.x, q.y, q.z, q.w, k.x, k.y);
+            tensor_product(scores[1], q.x, q.y, q.z, q.w, k.z, k.w);
         }
         const int oldest = oldest_visible(w.layer, position);
         float weight[4];

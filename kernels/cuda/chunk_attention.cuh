@@ -45,8 +45,12 @@ struct ChunkAttention : ChunkState {
         const int token = first_token + row / QUERIES_PER_KEY, head = key_head * QUERIES_PER_KEY + row % QUERIES_PER_KEY;
         const bool used = row < ROWS && token < count;
         const int position = start + token, oldest = oldest_visible(w.layer, position);
-        unsigned queries[HEAD_TILES][4];
-        load_queries(queries, used, token, head, column);
+        math_barrier();  // shared memory of all below has been read, the last time round
+        uint4 queries[QUERIES_IN_REGISTERS ? HEAD_TILES : 1];
+        load_queries(used, token, head, column, [&](int step, uint4 query) {
+            if constexpr (QUERIES_IN_REGISTERS) queries[step] = query;
+            else w.shared.chunk.queries[w.warp][step][w.in_warp] = query;
+        });
         float mixed[2 * HEAD_TILES][4] = {};
         float most = NEVER, total = 0;
         const int first = start + first_token, last = min(start + count, first + TOKENS_AT_ONCE) - 1;
@@ -64,9 +68,11 @@ struct ChunkAttention : ChunkState {
                 v[step] = *reinterpret_cast<const uint4*>(keys + (HEAD_TILES + step) * TILE_BYTES);
 #pragma unroll
             for (int step = 0; step < HEAD_TILES; ++step) {
-                const unsigned(&q)[4] = queries[step];
-                tensor_product(scores[0], q[0], q[1], q[2], q[3], k[step].x, k[step].y);
-                tensor_product(scores[1], q[0], q[1], q[2], q[3], k[step].z, k[step].w);
+                uint4 q;
+                if constexpr (QUERIES_IN_REGISTERS) q = queries[step];
+                else q = w.shared.chunk.queries[w.warp][step][w.in_warp];
+                tensor_product(scores[0], q.x, q.y, q.z, q.w, k[step].x, k[step].y);
+                tensor_product(scores[1], q.x, q.y, q.z, q.w, k[step].z, k[step].w);
             }
             float weight[4], top = most;
             bool seen[4];
@@ -101,7 +107,9 @@ struct ChunkAttention : ChunkState {
         }
         merge_warps(key_head, first_token, mixed, most, total);
     }
-    __device__ __forceinline__ void load_queries(unsigned (&queries)[HEAD_TILES][4], bool used, int token, int head, int column) const {
+    // use(step, the thread's part of the left matrix) for each step.
+    template <class Use>
+    __device__ __forceinline__ void load_queries(bool used, int token, int head, int column, Use use) const {
         float4 values[HEAD_TILES];
         const float* from = projected() + token * PROJECTED_ROWS + head * HEAD_ROWS;
         const auto inside = [&](int step) { return used && step * 4 + column < HEAD_GROUPS; };
@@ -128,16 +136,16 @@ struct ChunkAttention : ChunkState {
                 }
                 v = times(Attention::turned_by(v, w.request, start + token, group), factor);
             }
-            queries[step][0] = narrowed(v.x, v.y), queries[step][2] = narrowed(v.z, v.w);
-            const float2 a = widened_pair(queries[step][0]), b = widened_pair(queries[step][2]);
-            queries[step][1] = narrowed(v.x - a.x, v.y - a.y), queries[step][3] = narrowed(v.z - b.x, v.w - b.y);
+            const unsigned early = narrowed(v.x, v.y), late = narrowed(v.z, v.w);
+            const float2 a = widened_pair(early), b = widened_pair(late);
+            use(step, make_uint4(early, narrowed(v.x - a.x, v.y - a.y), late, narrowed(v.z - b.x, v.w - b.y)));
         }
     }
     __device__ __forceinline__ void merge_warps(int key_head, int first_token, const float (&mixed)[2 * HEAD_TILES][4], float most, float total) {
         const int row = w.in_warp / 4, column = w.in_warp % 4;
         total += __shfl_xor_sync(~0u, total, 1);
         total += __shfl_xor_sync(~0u, total, 2);
-        math_barrier();  // the arrays below have been read by all, the last time round
+        __syncwarp();  // the warp's queries have been read
         if (row < ROWS) {
             if (column == 0) w.shared.chunk.row_most[w.warp][row] = most, w.shared.chunk.row_total[w.warp][row] = total;
             auto* to = reinterpret_cast<float*>(w.shared.chunk.row_mixed[w.warp][row]);

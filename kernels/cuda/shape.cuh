@@ -35,6 +35,7 @@ constexpr int HEAD_ROWS = round_up(HEAD_SIZE, GROUP);  // rows of one head in th
 constexpr int HEAD_GROUPS = HEAD_ROWS / GROUP;
 constexpr int HEAD_TILES = divide_up(HEAD_SIZE, TILE);
 constexpr int QUERIES_PER_KEY = QUERY_HEADS / KEY_HEADS;
+constexpr bool QUERIES_IN_REGISTERS = HEAD_TILES <= 6;  // while attention meets them with keys; of larger heads in shared memory
 constexpr int MIXED = QUERY_HEADS * HEAD_ROWS;  // inputs of the output projection
 constexpr int MIXED_GROUPS = MIXED / GROUP;
 constexpr int HIDDEN_GROUPS = HIDDEN / GROUP;
