@@ -80,9 +80,15 @@ struct ChunkState {
         }
         math_barrier();
     }
-    __device__ __forceinline__ void exchange(int what) const {  // among the workers of the lane
+    // Among the workers of the lane.  `meanwhile()` needs nothing of what is exchanged.
+    template <class Meanwhile>
+    __device__ __forceinline__ void exchange(int what, Meanwhile meanwhile) const {
         raise(what);
+        meanwhile();
         await(w.lane * WORKERS, WORKERS, 1, flag_value(w.layer, what));
+    }
+    __device__ __forceinline__ void exchange(int what) const {
+        exchange(what, [] {});
     }
     // Mail for this worker's rows comes from the worker at its place in every lane.
     __device__ __forceinline__ void await_lanes(int layer, int what) const { await(w.place, LANES, WORKERS, flag_value(layer, what)); }

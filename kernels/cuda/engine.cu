@@ -1,6 +1,7 @@
-// The kernel: one launch is one request.  Every block is a worker: eight warps do the work, a ninth loads, and in the first
-// block a tenth asks the host whether the request is still wanted.
+// The kernel: one launch is one request.  Every block is a worker: eight warps do the work, a ninth loads weights, a tenth the inputs
+// of a prompt's chunks; in the first block it then asks the host whether the request is still wanted.
 #include "chunk.cuh"
+#include "chunk_inputs.cuh"
 #include "head.cuh"
 #include "loader.cuh"
 #include "sampling.cuh"
@@ -43,9 +44,10 @@ __device__ __forceinline__ void play(Worker& w) {
     math_barrier();
     for (int at = w.thread; at < request.prompt_count; at += MATH_THREADS) note_token(w, request.prompt[at]);
     const int chunked = chunked_tokens(request.prompt_count, request.all_logits != nullptr);
+    InputPlace place{};
     for (int number = 0; number * CHUNK < chunked; ++number) {
         w.deadline = nanoseconds() + request.stall_nanoseconds;
-        Chunk{{{w, number, number * CHUNK, min(CHUNK, chunked - number * CHUNK)}}}.run();
+        Chunk{{{w, number, number * CHUNK, min(CHUNK, chunked - number * CHUNK)}}, place}.run();
     }
     for (int at = w.thread; at < 2 * QUERIES_PER_KEY * HEAD_TILES * TILE; at += MATH_THREADS)
         (&w.shared.token.queries[0][0][0])[at] = 0;  // padding of the head stays zero
@@ -97,6 +99,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
             barrier_init(ring.full(slot), 1);
             barrier_init(ring.empty(slot), PLAIN_COPIES ? MATH_THREADS : MATH_WARPS);
         }
+        for (int place = 0; place < COPIES; ++place) {
+            barrier_init(shared_address(&shared.copied[place]), RUN_STEPS);
+            barrier_init(shared_address(&shared.freed[place]), PLAIN_COPIES ? MATH_THREADS : MATH_WARPS);
+        }
+        barrier_init(shared_address(&shared.inputs_ready), PLAIN_COPIES ? MATH_THREADS : 1);
         barrier_init(shared_address(&shared.over), 1);
         barrier_init(shared_address(&shared.prompt_ready), 1);
         shared.cancelled = 0;
@@ -106,7 +113,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) laneformer_request(cons
     if (thread >= MATH_THREADS) {
         const int steps = request.prompt_count + request.limit - (request.limit > 0);
         if (thread == LOADER_WARP * WARP) Loader(request, shared, ring, index).run(steps);
-        if (thread == WATCH_WARP * WARP && index == 0) watch_for_cancel(request, shared);
+        if (thread == WATCH_WARP * WARP) {
+            ChunkInputs(request, shared, index).run();
+            if (index == 0) watch_for_cancel(request, shared);
+        }
         return;
     }
     Worker worker{request, shared, ring};

@@ -38,8 +38,9 @@ struct alignas(16) TokenMemory {
 
 constexpr int TOKEN_TILES = CHUNK / 8;
 constexpr int INPUT_TILE_BYTES = TOKEN_TILES * 256;  // 16 columns of inputs, all tokens of a chunk
-constexpr int RUN_STEPS = STEP_MULTIPLE, RUN_BYTES = RUN_STEPS * INPUT_TILE_BYTES;
-constexpr int COPIES = larger(3, 49152 / RUN_BYTES);  // runs of inputs, on their way or at hand
+constexpr int RUN_STEPS = 2, RUN_BYTES = RUN_STEPS * INPUT_TILE_BYTES;
+constexpr int COPIES = larger(3, 49152 / RUN_BYTES);  // runs of inputs, on their way or at hand: more would be taken from the ring
+static_assert(STEP_MULTIPLE % RUN_STEPS == 0, "a page has whole runs");
 constexpr int LEAST_TOKEN_WARPS = divide_up(CHUNK, 64);  // that share the tokens: a warp has 64 of them at most
 constexpr int TILE_STRIDE = TILE + 4;  // a token's sums lie 16 bytes further round the banks than the token's before it
 
@@ -62,6 +63,7 @@ struct Shared {
     unsigned long long barriers[2][SLOTS];          // full, empty: see ring.cuh
     unsigned long long over;                        // a barrier: tells the loader and the watcher that nothing is wanted any more
     unsigned long long prompt_ready;                // likewise: tells the loader that keys and values of the chunks are there
+    unsigned long long copied[COPIES], freed[COPIES], inputs_ready;  // likewise: see chunk_inputs.cuh
     unsigned page_bytes[SLOTS], page_start[SLOTS];  // the loader's own
     union {
         TokenMemory token;
