@@ -25,8 +25,8 @@ class Kernel:
     checksums: bool = False
     float16: bool = False
     shared_bytes: int = SHARED_BYTES
-    # For tests: a worker that publishes no residual rows; one that rests before it reads which tokens are
-    # best; copies into shared memory by ordinary loads and stores.
+    # For tests: a worker that publishes no residual rows and raises no flag; one that rests before it reads
+    # which tokens are best; copies into shared memory by ordinary loads and stores.
     silent_worker: int = -1
     late_worker: int = -1
     plain_copies: bool = False

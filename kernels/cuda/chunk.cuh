@@ -54,13 +54,14 @@ struct Chunk : ChunkAttention {
     InputPlace& place;  // of the next run of inputs
 
     __device__ __forceinline__ void run() {
-        w.look_round();
+        look_round();
         w.layer = 0;
         embed();
         exchange(0);
         for (w.layer = 0; w.layer < LAYERS; ++w.layer) {
-            w.look_round();
+            look_round();
             norm_factors();
+            if (w.shared.given_up) return;  // or every wait of what is left would be tried
             multiply<Project>([&](int tile, TokenShare share) {
                 const int group = w.in_warp % 4;
                 float* to = projected() + (Project::first_tile(w.place) + tile) * TILE + group * GROUP;
@@ -134,7 +135,7 @@ struct Chunk : ChunkAttention {
         constexpr int MOST = Shares::MOST_TILES, TOKENS = Shares::MOST_TOKEN_TILES;
 #pragma unroll 1
         for (int block = 0; block < M::BLOCKS; ++block) {
-            w.look_round();
+            look_round();
             const auto tiles_of_block = [&] { return M::block_start(M::tiles(w.place), block + 1) - M::block_start(M::tiles(w.place), block); };
             const int tiles = tiles_of_block();
             if (tiles == 0) continue;
@@ -176,7 +177,7 @@ struct Chunk : ChunkAttention {
                 if (run % RUNS_PER_PAGE == RUNS_PER_PAGE - 1) w.release_page();
             }
             math_barrier();
-            w.look_round();  // so that nothing of what follows is worked out before the products, and kept through them
+            look_round();  // so that nothing of what follows is worked out before the products, and kept through them
             const int first = M::block_start(M::tiles(w.place), block) + w.warp / Shares::TOKEN_WARPS;
             const TokenShare share = share_of(w.warp % Shares::TOKEN_WARPS, Shares::TOKEN_WARPS);
 #pragma unroll
@@ -203,14 +204,16 @@ struct Chunk : ChunkAttention {
         if (++place.slot == COPIES) place = {0, place.lap ^ 1};
     }
 
-    // 1 / root mean square of every token, from the sums of squares of all tiles.
+    // 1 / root mean square of every token, from the sums of squares of all tiles.  And whether someone has given the request up.
     __device__ __forceinline__ void norm_factors() {
         constexpr int SHARES = MATH_THREADS / CHUNK;
         const int token = w.thread % CHUNK, share = w.thread / CHUNK;
+        const float* from = squares() + token;
         float sum = 0;
 #pragma unroll 16
-        for (int tile = share; tile < HIDDEN_TILES; tile += SHARES) sum += squares()[tile * CHUNK + token];
+        for (int tile = share; tile < HIDDEN_TILES; tile += SHARES) sum += from[tile * CHUNK];
         w.shared.chunk.share_squares[share][token] = sum;
+        if (w.thread == 0) w.shared.given_up = load_relaxed(&w.request.control->abort);
         math_barrier();
         if (share == 0) {
             for (int other = 1; other < SHARES; ++other) sum += w.shared.chunk.share_squares[other][token];
@@ -228,7 +231,7 @@ struct Chunk : ChunkAttention {
         const int group = w.in_warp % 4, row = tile * TILE + group * GROUP;
         unsigned char* to = inputs(HIDDEN_INPUTS, HIDDEN_INPUT_BYTES);
         const float4 scale = row < HIDDEN ? __ldg(reinterpret_cast<const float4*>(norm + row)) : make_float4(0, 0, 0, 0);
-        float* totals = squares() + tile * CHUNK;
+        float *totals = squares() + tile * CHUNK, *kept = residual() + row;
 #pragma unroll 1
         for (int start = w.in_warp / 4; start < share.tiles * 8; start += AT_ONCE * 8) {
             float4 found[AT_ONCE];  // all asked for before the first is used
@@ -240,7 +243,7 @@ struct Chunk : ChunkAttention {
                 const int local = start + i * 8, token = share.token(local);
                 if (local >= share.tiles * 8) break;
                 const float4 four = joined(local, found[i]);
-                *reinterpret_cast<float4*>(residual() + token * RESIDUAL_ROWS + row) = four;
+                *reinterpret_cast<float4*>(kept + token * RESIDUAL_ROWS) = four;
                 store_inputs(to, row, token, times(four, scale));
                 float square = sum_of_squares(four);
                 square += __shfl_xor_sync(~0u, square, 1);
@@ -281,7 +284,7 @@ struct Chunk : ChunkAttention {
             }
             if (mode == Mode::PRESENT) return;  // added when all lanes have sent theirs
             publish_tile(
-                all, share, next_norm(module), [&](int token, int row) { return residual_group(token, row); },
+                all, share, next_norm(module), [kept = residual()](int token, int row) { return residual_group(kept, token, row); },
                 [&](int local, float4 four) { return plus(four, times(tile_group(local, group), factor)); });
         });
         if (LANES == 1 || mode != Mode::PRESENT) return;
@@ -291,7 +294,9 @@ struct Chunk : ChunkAttention {
         for (int each = w.warp; each < M::tiles(w.place); each += MATH_WARPS)
             publish_tile(
                 M::first_tile(w.place) + each, share_of(0, 1), next_norm(module),
-                [&](int token, int row) { return plus(residual_group(token, row), other_lanes(w.layer, module, token, row, -1)); },
+                [&, kept = residual()](int token, int row) {
+                    return plus(residual_group(kept, token, row), other_lanes(w.layer, module, token, row, -1));
+                },
                 [](int, float4 four) { return four; });
     }
     // What other lanes sent some layers ago for the worker's rows joins the residual stream before the module's own output does: while
@@ -302,6 +307,7 @@ struct Chunk : ChunkAttention {
         await_lanes(w.layer - DELAY, module == ATTENTION ? ATTENTION_ADDED : LAYER_DONE);
         const int first = M::first_tile(w.place) * TILE, groups = M::tiles(w.place) * (TILE / GROUP);
         constexpr int AT_ONCE = 4;
+        float* kept = residual();
 #pragma unroll 1
         for (int start = w.thread; start < groups * count; start += AT_ONCE * MATH_THREADS) {
             float4 sums[AT_ONCE];  // all is asked for before any is stored
@@ -310,8 +316,8 @@ struct Chunk : ChunkAttention {
             for (int i = 0; i < AT_ONCE; ++i) {
                 const int item = min(start + i * MATH_THREADS, groups * count - 1);
                 const int token = item / groups, row = first + item % groups * GROUP;
-                to[i] = residual() + token * RESIDUAL_ROWS + row;
-                sums[i] = plus(residual_group(token, row), other_lanes(w.layer - DELAY, module, token, row, w.lane));
+                to[i] = kept + token * RESIDUAL_ROWS + row;
+                sums[i] = plus(residual_group(kept, token, row), other_lanes(w.layer - DELAY, module, token, row, w.lane));
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
@@ -327,8 +333,8 @@ struct Chunk : ChunkAttention {
             if (lane != but) sum = plus(sum, *reinterpret_cast<const float4*>(from + lane * (CHUNK * RESIDUAL_ROWS)));
         return sum;
     }
-    __device__ __forceinline__ float4 residual_group(int token, int row) const {
-        return *reinterpret_cast<const float4*>(residual() + token * RESIDUAL_ROWS + row);
+    __device__ static float4 residual_group(const float* residual, int token, int row) {
+        return *reinterpret_cast<const float4*>(residual + token * RESIDUAL_ROWS + row);
     }
 };
 

@@ -40,7 +40,7 @@ struct ChunkAttention : ChunkState {
     }
     __device__ __forceinline__ void attend_group(int key_head, int first_token) {
         if (first_token >= count) return;
-        w.look_round();
+        look_round();
         const int row = w.in_warp / 4, column = w.in_warp % 4;
         const int token = first_token + row / QUERIES_PER_KEY, head = key_head * QUERIES_PER_KEY + row % QUERIES_PER_KEY;
         const bool used = row < ROWS && token < count;
@@ -49,7 +49,7 @@ struct ChunkAttention : ChunkState {
         uint4 queries[QUERIES_IN_REGISTERS ? HEAD_TILES : 1];
         load_queries(used, token, head, column, [&](int step, uint4 query) {
             if constexpr (QUERIES_IN_REGISTERS) queries[step] = query;
-            else w.shared.chunk.queries[w.warp][step][w.in_warp] = query;
+            else w.shared.chunk.attention[w.warp].queries[step][w.in_warp] = query;
         });
         float mixed[2 * HEAD_TILES][4] = {};
         float most = NEVER, total = 0;
@@ -70,7 +70,7 @@ struct ChunkAttention : ChunkState {
             for (int step = 0; step < HEAD_TILES; ++step) {
                 uint4 q;
                 if constexpr (QUERIES_IN_REGISTERS) q = queries[step];
-                else q = w.shared.chunk.queries[w.warp][step][w.in_warp];
+                else q = w.shared.chunk.attention[w.warp].queries[step][w.in_warp];
                 tensor_product(scores[0], q.x, q.y, q.z, q.w, k[step].x, k[step].y);
                 tensor_product(scores[1], q.x, q.y, q.z, q.w, k[step].z, k[step].w);
             }
@@ -148,7 +148,7 @@ struct ChunkAttention : ChunkState {
         __syncwarp();  // the warp's queries have been read
         if (row < ROWS) {
             if (column == 0) w.shared.chunk.row_most[w.warp][row] = most, w.shared.chunk.row_total[w.warp][row] = total;
-            auto* to = reinterpret_cast<float*>(w.shared.chunk.row_mixed[w.warp][row]);
+            auto* to = reinterpret_cast<float*>(w.shared.chunk.attention[w.warp].mixed[row]);
 #pragma unroll
             for (int tile = 0; tile < 2 * HEAD_TILES; ++tile) {
                 const int element = tile * 8 + column * 2;
@@ -165,7 +165,7 @@ struct ChunkAttention : ChunkState {
             for (int each = 0; each < MATH_WARPS; ++each) {
                 const float factor = exp2f(w.shared.chunk.row_most[each][each_row] - top);
                 sum += w.shared.chunk.row_total[each][each_row] * factor;
-                values = plus(values, times(w.shared.chunk.row_mixed[each][each_row][group], factor));
+                values = plus(values, times(w.shared.chunk.attention[each].mixed[each_row][group], factor));
             }
             values = times(values, 1.0f / sum);
             const int head = key_head * QUERIES_PER_KEY + each_row % QUERIES_PER_KEY;

@@ -43,8 +43,13 @@ __device__ inline unsigned long long load_flag(const unsigned long long* flag) {
 
 struct ChunkState {
     Worker& w;
-    const int number, start, count;  // of the chunk, its first position, its tokens
+    int number, start, count;  // of the chunk, its first position, its tokens
 
+    // For the same reason as the worker's: what follows from the three is worked out again, not kept.
+    __device__ void look_round() {
+        w.look_round();
+        asm volatile("" : "+r"(number), "+r"(start), "+r"(count));
+    }
     __device__ unsigned char* memory(long long region) const { return w.request.chunk_memory + region; }
     __device__ float* values(long long region, long long per_lane, int lane) const {
         return reinterpret_cast<float*>(memory(region)) + per_lane * lane;
@@ -71,7 +76,7 @@ struct ChunkState {
     }
     __device__ __forceinline__ void raise(int exchange) const {  // what this block wrote is there for who sees the flag
         math_barrier();
-        if (w.thread == 0) store_flag(w.request.flags + w.index, flag_value(w.layer, exchange));
+        if (w.thread == 0 && w.index != SILENT_WORKER) store_flag(w.request.flags + w.index, flag_value(w.layer, exchange));
     }
     __device__ __forceinline__ void await(int first, int workers, int stride, unsigned long long value) const {
         if (w.thread < workers) {

@@ -49,8 +49,10 @@ struct alignas(16) ChunkMemory {
     float token_factor[CHUNK], share_squares[MATH_THREADS / CHUNK][CHUNK];
     float row_most[MATH_WARPS][8], row_total[MATH_WARPS][8];
     union {
-        uint4 queries[MATH_WARPS][QUERIES_IN_REGISTERS ? 1 : HEAD_TILES][WARP];  // each thread's own
-        float4 row_mixed[MATH_WARPS][8][HEAD_GROUPS];
+        union {
+            uint4 queries[QUERIES_IN_REGISTERS ? 1 : HEAD_TILES][WARP];  // each thread's own
+            float4 mixed[8][HEAD_GROUPS];                                // when they have been read
+        } attention[MATH_WARPS];  // the warp's own, until all merge
         float tile[MATH_WARPS][CHUNK / LEAST_TOKEN_WARPS][TILE_STRIDE];  // sums of one tile per warp
         unsigned char inputs[COPIES][RUN_BYTES];
     };

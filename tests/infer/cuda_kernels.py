@@ -40,6 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "head size 64": {"num_lanes": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 64},
     "head size 96": {"num_lanes": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 96},
+    "head size 120": {"num_lanes": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 120},
     "head size 128": {"num_lanes": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 128},
     "attention merged by shares": {
         "num_lanes": 1,

@@ -7,6 +7,7 @@ rounding, little is left: packets carry 16 bits of mantissa, so a key or value s
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def tokens(engine, request: Request) -> list[int]:  # type: ignore[no-untyped-de
     return [token for token, _ in engine.decode(request)]
 
 
+def last_logits(engine, ids: list[int]) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """Those after a prompt of which all but the last token ran in chunks."""
+    tokens(engine, Request(tuple(ids), max_new_tokens=1))
+    logits: np.ndarray = engine._arrays["logits"].get()
+    return logits.view(np.float32)
+
+
 def worst(found: np.ndarray, wanted: np.ndarray) -> float:
     assert np.isfinite(found).all()
     return float(np.abs(found - wanted).max())
@@ -88,7 +96,13 @@ def test_golden_cases(folder: Path) -> None:
     rest = worst(logits, same_cache)
     print(f"{folder.name}: {error:.2e} of {np.abs(exact).max():.1f}, without the cache's {rest:.2e}")
     assert rest < 0.5 * cache_error
-    assert error < torch_bfloat16_error(folder, ids, exact)
+    torch_error = torch_bfloat16_error(folder, ids, exact)
+    assert error < torch_error
+    # Prompts in chunks, whose products have 16-bit inputs.
+    lengths = range(2, len(ids) + 1)
+    in_chunks = max(worst(last_logits(one, ids[:length]), exact[length - 1]) for length in lengths)
+    print(f"in chunks {in_chunks:.2e}, PyTorch {torch_error:.2e}")
+    assert in_chunks < torch_error
     np.testing.assert_array_equal(two.logits(ids), logits)  # to the bit, whatever the number of workers
     request = Request(tuple(ids[:12]), max_new_tokens=20)
     first = list(one.decode(request))
@@ -235,12 +249,15 @@ def test_checksums_change_nothing() -> None:
     assert list(checked.decode(request)) == list(plain.decode(request))
 
 
-def test_a_missing_packet_ends_with_worker_layer_and_place() -> None:
-    engine = backend(
-        Rounded(RandomWeights(tiny_config())), kernel_changes={"silent_worker": 3}, stall_seconds=0.2
-    )
-    with pytest.raises(LaneformerError, match=r"worker \d+ \(lane \d\), layer \d, waiting .*given up"):
-        tokens(engine, Request((1, 2), max_new_tokens=4))
+@pytest.mark.parametrize("prompt_tokens", [1, 2, 400])
+def test_a_missing_packet_or_flag_ends_with_worker_layer_and_place(prompt_tokens: int) -> None:
+    config = tiny_config(max_position_embeddings=512)
+    engine = backend(Rounded(RandomWeights(config)), kernel_changes={"silent_worker": 3}, stall_seconds=0.2)
+    start = time.perf_counter()
+    for _ in range(2):
+        with pytest.raises(LaneformerError, match=r"worker \d+ \(lane \d\), layer \d, waiting .*given up"):
+            tokens(engine, Request((1,) * prompt_tokens, max_new_tokens=4))
+    print(f"{prompt_tokens} tokens: given up after {time.perf_counter() - start:.1f} s, twice")
 
 
 def test_lanes_that_wait_for_no_other_leave_a_late_worker_its_tokens() -> None:
