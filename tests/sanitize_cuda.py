@@ -5,11 +5,11 @@
 One model of eight lanes and one whose attention is merged by shares answer prompts in chunks and token by
 token, greedily and by chance, with and without checksums, once under ``memcheck`` and once under
 ``racecheck``.  The first greedy token must be numpy's or as good.  Every array is an allocation of its own,
-not a part of CuPy's pool, so that memcheck knows where it ends.  Every kernel is unloaded when its requests
-are over: racecheck told what it found in a kernel when that went, and nothing of one that stayed to the end.
+not a part of CuPy's pool, so that memcheck knows where it ends.
 
 racecheck takes the thread that asks for a bulk copy for the one that writes, whatever barrier the bytes
-complete: so it gets kernels whose loader copies pages by ordinary loads and stores.
+complete: so it gets kernels that copy by ordinary loads and stores.  It tells what it found when the whole
+device is waited for, which the engine, waiting for an event, does not do by itself.
 
 Two more runs show that the tools see what they should: memcheck an array that is too short, racecheck a
 kernel with one barrier left out.  Ends with exit code 1 where a token is wrong, a tool found anything, or
@@ -188,7 +188,7 @@ def backend(weights: Weights, *, checksums: bool, plain_copies: bool) -> CudaBac
 
 
 def hear_racecheck() -> None:
-    """racecheck tells what it found when the whole device has been waited for, and only then."""
+    """Let racecheck tell what it found."""
     cuda_compile.import_cupy().cuda.runtime.deviceSynchronize()
 
 
