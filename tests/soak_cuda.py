@@ -6,7 +6,7 @@ Three small models run with few and with all workers, a third of the requests wi
 answer is recorded once, uncancelled; every later token must be that of the record, greedy ones whatever the
 workers.  Of each model a few greedy records are held against numpy.  What was done is added, as a piece, to
 ``docs/results/cuda_soak.json``, so that several runs add up.  Ends with exit code 1 where a token was wrong
-or a request was given up or hung; the piece is written then too.
+or a request was given up or hung; the piece is written then too, and when the run is ended early (SIGTERM).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import datetime
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -110,15 +111,20 @@ class Soak:
         )
         self.running_seconds = 0.0
         self.began: float | None = None  # when the request now running was begun
+        self.ended_early = False
 
     def run(self, seconds: float) -> None:
-        """Requests until ``seconds`` have passed."""
+        """Requests until ``seconds`` have passed, or :meth:`end_early` was called."""
         start = told = time.monotonic()
-        while time.monotonic() - start < seconds:
+        while not self.ended_early and time.monotonic() - start < seconds:
             self.run_one()
             if time.monotonic() - told > TELL_SECONDS:
                 told = time.monotonic()
                 print(f"{told - start:.0f} s: {self.counts}", file=sys.stderr, flush=True)
+
+    def end_early(self, *_: object) -> None:
+        """After the request now running; a signal handler."""
+        self.ended_early = True
 
     def run_one(self) -> None:
         """A request of one model: recorded now, or repeated and compared."""
@@ -301,6 +307,7 @@ def main() -> int:
         add_piece(arguments.json, piece(soak, about))
         os._exit(1)  # the thread that waits for the GPU cannot be ended
 
+    signal.signal(signal.SIGTERM, soak.end_early)
     threading.Thread(target=watch, args=(soak, hung), daemon=True).start()
     soak.run(arguments.seconds)
     done = piece(soak, about)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,6 +137,32 @@ def test_the_command_writes_its_piece_and_fails_where_answers_are_missing(
     assert piece["mismatches"] + piece["hangs"] == piece["requests"]
     assert piece["command"] == "python tests/soak_cuda.py --seconds 0.1 --seed 5"
     assert str(tmp_path) not in path.read_text()
+
+
+def test_a_run_that_is_ended_early_writes_its_piece(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    engines = [Engine("first", False, Numpy(weights)), Engine("second", True, Numpy(weights))]
+    model = Model("tiny", weights, engines)
+    Machine().install(monkeypatch)
+    monkeypatch.setattr(soak_cuda, "cuda_models", lambda: [model])
+    path = tmp_path / "soak.json"
+    monkeypatch.setattr("sys.argv", ["soak_cuda.py", "--seconds", "600", "--json", str(path)])
+    before = signal.getsignal(signal.SIGTERM)
+    run_one, requests = Soak.run_one, itertools.count(1)
+
+    def run_one_of_five(soak: Soak) -> None:
+        run_one(soak)
+        if next(requests) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Soak, "run_one", run_one_of_five)
+    try:
+        assert soak_cuda.main() == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    (piece,) = json.loads(path.read_text())["pieces"]
+    assert piece["requests"] == 5 and piece["failures"] == []
 
 
 def test_the_models_are_of_shapes_that_the_kernel_takes() -> None:
