@@ -269,7 +269,7 @@ struct Attention {
     __device__ __forceinline__ void merge_few(Runs runs, Meanwhile meanwhile) {
         w.look_round();
         constexpr int AT_ONCE = MIXED_AT_ONCE;
-        static_assert(AT_ONCE % MIXED_EACH == 0, "packet i of each time belongs to the same sum");
+        static_assert(!FEW_MERGED_BY_ALL || AT_ONCE % MIXED_EACH == 0, "packet i of each time belongs to the same sum");
         const int items = MIXED_EACH * runs.count;
         const auto group_of = [&](int item) { return w.thread + item % MIXED_EACH * MATH_THREADS; };
         Packet found[AT_ONCE];

@@ -1,0 +1,197 @@
+"""The CUDA kernel itself, played on a processor: see ``played.py``.
+
+Whatever the order in which threads run, tokens and logits are the same to the bit, and right.  What this
+cannot show is what depends on a GPU's memory: writes that are seen late, and fences that are missing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infer.backends import cuda_backend
+from infer.backends.cuda_compile import kernel_sources
+from infer.backends.numpy_backend import NumpyBackend
+from infer.request import Request
+from laneformer.config import LaneformerConfig
+from laneformer.errors import LaneformerError
+from tests.infer.cuda_kernels import SHAPES, shape_config
+from tests.infer.played import PlayedMachine, without_assembly
+from tests.infer.rounded import Rounded, rounded_cache
+from tests.sanitize_cuda import BARRIER
+from tests.tiny_models import RandomWeights, tiny_config
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+
+STALL_SECONDS = 60.0  # a processor plays some thousand threads
+CLOSE = 0.03  # of the largest logit: a prompt in chunks has 16-bit inputs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where kernels are compiled, and tapes packed, once."""
+    return tmp_path_factory.mktemp("played")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[PlayedMachine]:
+    monkeypatch.setenv("LANEFORMER_CACHE", str(folder))
+    played = PlayedMachine()
+    played.play_on(monkeypatch, folder)
+    yield played
+
+
+def engine(config: LaneformerConfig, **options: Any) -> cuda_backend.CudaBackend:
+    weights = Rounded(RandomWeights(config))
+    options = {"workers_per_lane": 2, "stall_seconds": STALL_SECONDS} | options
+    return cuda_backend.CudaBackend(weights, **options)
+
+
+def some_ids(config: LaneformerConfig, count: int) -> tuple[int, ...]:
+    return tuple(int(token) for token in np.random.default_rng(1).integers(config.vocab_size, size=count))
+
+
+def last_logits(backend: cuda_backend.CudaBackend, ids: tuple[int, ...]) -> np.ndarray:
+    """Those after a prompt of which all but the last token ran in chunks."""
+    list(backend.decode(Request(ids, max_new_tokens=1)))
+    logits: np.ndarray = backend._arrays["logits"].get().view(np.float32)
+    return logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes(machine: PlayedMachine, name: str) -> None:
+    config = shape_config(name)
+    weights = Rounded(RandomWeights(config))
+    ids = some_ids(config, 150)
+    exact = NumpyBackend(weights).logits(ids)
+    with rounded_cache():
+        same_cache = NumpyBackend(weights).logits(ids[:12])
+    scale = float(np.abs(exact).max())
+    backend = engine(config)
+    rest = float(np.abs(backend.logits(ids[:12]) - same_cache).max())
+    cache_error = float(np.abs(same_cache - exact[:12]).max())
+    print(f"{name}: {rest:.2e} of {scale:.1f}, of the cache's rounding {cache_error:.2e}")
+    assert rest < cache_error + 1e-3 * scale
+    for length in (2, 9, 129, 150):
+        error = float(np.abs(last_logits(backend, ids[:length]) - exact[length - 1]).max())
+        assert error < CLOSE * scale, length
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checksums", [False, True])
+def test_no_order_of_threads_changes_a_bit(machine: PlayedMachine, checksums: bool) -> None:
+    config = tiny_config(max_position_embeddings=192)
+    ids = some_ids(config, 139)
+    request = Request(ids, max_new_tokens=4)
+    wanted = list(engine(config, workers_per_lane=1).decode(request))
+    backend = engine(config, checksums=checksums)
+    logits = []
+    for machine.seed in range(6):
+        found = list(backend.decode(request))
+        assert [token for token, _ in found] == [token for token, _ in wanted]
+        logits.append(backend._arrays["logits"].get())
+    for each in logits[1:]:
+        np.testing.assert_array_equal(each, logits[0])
+
+
+@pytest.mark.slow
+def test_attention_merged_by_shares_of_a_long_context(machine: PlayedMachine) -> None:
+    config = shape_config("attention merged by shares", 640)
+    ids = some_ids(config, 520)
+    exact = NumpyBackend(Rounded(RandomWeights(config))).logits(ids)
+    error = np.abs(last_logits(engine(config), ids) - exact[-1]).max()
+    assert error < CLOSE * np.abs(exact).max()
+
+
+@pytest.mark.slow
+def test_sampling_is_that_of_any_number_of_workers(machine: PlayedMachine) -> None:
+    config = tiny_config(max_position_embeddings=64)
+    request = Request((1, 2, 3), max_new_tokens=12, temperature=1.0, top_p=0.9, top_k=50, seed=7)
+    one, two = engine(config, workers_per_lane=1), engine(config)
+    assert [token for token, _ in two.decode(request)] == [token for token, _ in one.decode(request)]
+
+
+@pytest.mark.slow
+def test_lanes_that_wait_for_no_other_leave_a_late_worker_its_tokens(machine: PlayedMachine) -> None:
+    config = tiny_config(
+        broadcast_delay=0, use_attention_comm=False, use_mlp_comm=False, lm_head_type="vocab_parallel"
+    )
+    request = Request((1, 2), max_new_tokens=6)
+    late = engine(config, kernel_changes={"late_worker": 3})
+    assert list(late.decode(request)) == list(engine(config).decode(request))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prompt_tokens", [1, 2, 150])
+def test_a_missing_packet_or_flag_ends_the_request(machine: PlayedMachine, prompt_tokens: int) -> None:
+    config = tiny_config(max_position_embeddings=192)
+    backend = engine(config, kernel_changes={"silent_worker": 3}, stall_seconds=1.0)
+    with pytest.raises(LaneformerError, match=r"worker \d+ \(lane \d\), layer \d, waiting .*given up"):
+        list(backend.decode(Request((1,) * prompt_tokens, max_new_tokens=3)))
+
+
+FAULTS = {  # a file, what stands there, and what instead
+    "no barrier between inputs and their product": (
+        "worker.cuh",
+        BARRIER,
+        BARRIER.replace("math_barrier();", ""),
+    ),
+    "a copy does not wait until a place is free": (
+        "chunk_inputs.cuh",
+        "if (runs_ >= COPIES) wait(&shared_.freed[place], (runs_ / COPIES - 1) & 1);",
+        "",
+    ),
+    "a copy does not wait until inputs are there": (
+        "chunk_inputs.cuh",
+        "wait(&shared_.inputs_ready, products_++ & 1);",
+        "",
+    ),
+    "a warp does not wait for a copy": (
+        "chunk.cuh",
+        "if (!barrier_done(copied, place.lap)) {",
+        "if (false) {",
+    ),
+    "the loader does not wait for room": (
+        "loader.cuh",
+        "if (!wait_released()) return false;",
+        "leaving_.advance(), ++released_, used_from_ = read(page_start(leaving_));",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_left_out_is_found(
+    fault: str, monkeypatch: pytest.MonkeyPatch, folder: Path, machine: PlayedMachine
+) -> None:
+    """Wrong logits, not a number, or a request that is given up."""
+    file, text, instead = FAULTS[fault]
+    sources = kernel_sources()
+    assert sources[file].count(text) == 1
+    config = tiny_config(hidden_size=512, max_position_embeddings=192)
+    ids = some_ids(config, 139)
+    wanted = last_logits(engine(config, kernel_changes={"shared_bytes": 130 * 1024}), ids)
+    sources[file] = sources[file].replace(text, instead)
+    machine.play_on(monkeypatch, folder, sources)
+    racing = engine(config, kernel_changes={"shared_bytes": 130 * 1024}, stall_seconds=2.0)
+    for machine.seed in range(4):
+        try:
+            found = last_logits(racing, ids)
+        except LaneformerError:
+            return
+        if not np.array_equal(found, wanted):
+            return
+    pytest.fail("nobody noticed")
+
+
+def test_assembly_becomes_calls() -> None:
+    text = 'asm volatile("bar.sync 1, %0;" ::"n"(A::B ? f(1, "x") : 2) : "memory"); x(":");'
+    assert without_assembly(text) == 'device::bar_sync((A::B ? f(1, "x") : 2)); x(":");'
+    with pytest.raises(AssertionError, match="no stand-in for 'nop'"):
+        without_assembly('asm("nop");')
