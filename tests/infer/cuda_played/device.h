@@ -13,7 +13,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <memory>
 #include <random>
 #include <type_traits>
 #include <utility>
@@ -305,7 +304,6 @@ inline void __syncwarp() {
 template <class T> T __shfl_xor_sync(unsigned, T value, int apart) { return device::shuffled(value, (device::thread() % 32) ^ apart); }
 template <class T> T __shfl_down_sync(unsigned, T value, int apart) { return device::shuffled(value, device::thread() % 32 + apart); }
 template <class T> T __shfl_up_sync(unsigned, T value, int apart) { return device::shuffled(value, device::thread() % 32 - apart); }
-template <class T> T __shfl_sync(unsigned, T value, int from) { return device::shuffled(value, from); }
 inline bool __all_sync(unsigned, bool mine) {
     const std::uint32_t word = mine;
     const auto& all = device::told(&word, 1);
@@ -313,14 +311,6 @@ inline bool __all_sync(unsigned, bool mine) {
         if (!lane[0]) return false;
     return true;
 }
-inline unsigned __ballot_sync(unsigned, bool mine) {
-    const std::uint32_t word = mine;
-    const auto& all = device::told(&word, 1);
-    unsigned votes = 0;
-    for (int lane = 0; lane < 32; ++lane) votes |= all[lane][0] << lane;
-    return votes;
-}
-
 template <class T> T __ldg(const T* address) { return *address; }
 template <class T> T __ldcg(const T* address) { return *address; }
 template <class T, class V> T atomicAdd(T* at, V value) { return std::exchange(*at, *at + static_cast<T>(value)); }
