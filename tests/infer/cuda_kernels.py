@@ -6,16 +6,18 @@ that each model is compiled once and each option several times.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from infer.backends.cuda_backend import most_workers
 from infer.backends.cuda_source import Kernel, split_count
+from infer.request import Request
 from infer.weights import open_model
 from laneformer.config import LaneformerConfig
 from scripts.bench_cuda import SHAPES as BENCHMARKS
@@ -191,3 +193,10 @@ def kernels() -> list[Any]:
 
 def _golden_config(folder: Path) -> LaneformerConfig:
     return open_model(folder)[0].config
+
+
+def last_logits(engine: Any, ids: Sequence[int]) -> np.ndarray:
+    """Logits after a prompt of which all but the last token ran in chunks, float32 ``[vocab]``."""
+    list(engine.decode(Request(tuple(ids), max_new_tokens=1)))
+    logits: np.ndarray = engine._arrays["logits"].get()
+    return logits.view(np.float32)

@@ -22,7 +22,7 @@ from infer.sampling import Sampler
 from infer.weights import open_model
 from laneformer.errors import ConfigError, LaneformerError
 from tests.golden_cases import CASES, answers
-from tests.infer.cuda_kernels import SHAPES, shape_config
+from tests.infer.cuda_kernels import SHAPES, last_logits, shape_config
 from tests.infer.rounded import Rounded, rounded_cache
 from tests.tiny_models import RandomWeights, tiny_config
 
@@ -58,13 +58,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-
 
 def tokens(engine, request: Request) -> list[int]:  # type: ignore[no-untyped-def]
     return [token for token, _ in engine.decode(request)]
-
-
-def last_logits(engine, ids: list[int]) -> np.ndarray:  # type: ignore[no-untyped-def]
-    """Those after a prompt of which all but the last token ran in chunks."""
-    tokens(engine, Request(tuple(ids), max_new_tokens=1))
-    logits: np.ndarray = engine._arrays["logits"].get()
-    return logits.view(np.float32)
 
 
 def worst(found: np.ndarray, wanted: np.ndarray) -> float:

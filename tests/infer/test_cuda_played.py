@@ -20,7 +20,7 @@ from infer.backends.numpy_backend import NumpyBackend
 from infer.request import Request
 from laneformer.config import LaneformerConfig
 from laneformer.errors import LaneformerError
-from tests.infer.cuda_kernels import SHAPES, shape_config
+from tests.infer.cuda_kernels import SHAPES, last_logits, shape_config
 from tests.infer.played import PlayedMachine, without_assembly
 from tests.infer.rounded import Rounded, rounded_cache
 from tests.sanitize_cuda import BARRIER
@@ -54,13 +54,6 @@ def engine(config: LaneformerConfig, **options: Any) -> cuda_backend.CudaBackend
 
 def some_ids(config: LaneformerConfig, count: int) -> tuple[int, ...]:
     return tuple(int(token) for token in np.random.default_rng(1).integers(config.vocab_size, size=count))
-
-
-def last_logits(backend: cuda_backend.CudaBackend, ids: tuple[int, ...]) -> np.ndarray:
-    """Those after a prompt of which all but the last token ran in chunks."""
-    list(backend.decode(Request(ids, max_new_tokens=1)))
-    logits: np.ndarray = backend._arrays["logits"].get().view(np.float32)
-    return logits
 
 
 @pytest.mark.slow

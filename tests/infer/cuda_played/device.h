@@ -6,6 +6,7 @@
 // target holds NaN, so whoever still reads what was there, or reads too early, is wrong.  Memory is in order, unlike a GPU's.
 #pragma once
 
+#include <bit>
 #include <csetjmp>
 #include <cmath>
 #include <cstdint>
@@ -38,6 +39,8 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
+inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits); }
 
 namespace device {
 
@@ -188,18 +191,8 @@ T load(const T* address) {
     return *const_cast<const volatile T*>(address);
 }
 
-inline float from_bits(unsigned bits) {
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-inline unsigned bits_of(float value) {
-    unsigned bits;
-    std::memcpy(&bits, &value, 4);
-    return bits;
-}
 inline unsigned bfloat16(float value) {  // to the nearest, to the even one between two
-    const unsigned bits = bits_of(value);
+    const unsigned bits = __float_as_uint(value);
     if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
@@ -212,7 +205,7 @@ inline void tensor_product(float& s0, float& s1, float& s2, float& s3, unsigned 
     const std::uint32_t mine[6] = {a0, a1, a2, a3, b0, b1};
     const auto& all = told(mine, 6);
     const int g = running->thread % WARP / 4, c = running->thread % 4;
-    const auto half = [](unsigned both, int upper) { return from_bits(upper ? both & 0xffff0000u : both << 16); };
+    const auto half = [](unsigned both, int upper) { return __uint_as_float(upper ? both & 0xffff0000u : both << 16); };
     const auto sum = [&](int row, int column) {
         float result = 0;
         for (int k = 0; k < 16; ++k) {
@@ -330,8 +323,6 @@ inline long long clock64() { return static_cast<long long>(device::now()); }
 inline std::size_t __cvta_generic_to_shared(const void* pointer) {
     return static_cast<const unsigned char*>(pointer) - device::own_block().shared;
 }
-inline unsigned __float_as_uint(float value) { return device::bits_of(value); }
-inline float __uint_as_float(unsigned bits) { return device::from_bits(bits); }
 inline unsigned __float2uint_rz(float value) { return value > 0 ? value < 4294967296.0f ? static_cast<unsigned>(value) : ~0u : 0; }
 inline unsigned __float2uint_rn(float value) { return __float2uint_rz(std::nearbyintf(value)); }
 inline unsigned __double2uint_rz(double value) { return value > 0 ? value < 4294967296.0 ? static_cast<unsigned>(value) : ~0u : 0; }
