@@ -44,14 +44,8 @@ struct TokenShare {
     __device__ int token(int local) const { return (first + local / 8 * stride) * 8 + local % 8; }
 };
 
-// In the endless sequence of runs: see chunk_inputs.cuh.
-struct InputPlace {
-    int slot;
-    unsigned lap;  // parity of the number of times round the slots
-};
-
 struct Chunk : ChunkAttention {
-    InputPlace& place;  // of the next run of inputs
+    Turn<COPIES>& place;  // of the next run of inputs: see chunk_inputs.cuh
 
     __device__ __forceinline__ void run() {
         look_round();
@@ -201,7 +195,7 @@ struct Chunk : ChunkAttention {
     __device__ __forceinline__ void release_inputs() {
         __syncwarp();
         if (PLAIN_COPIES || w.in_warp == 0) barrier_arrive(shared_address(&w.shared.freed[place.slot]));
-        if (++place.slot == COPIES) place = {0, place.lap ^ 1};
+        place.advance();
     }
 
     // 1 / root mean square of every token, from the sums of squares of all tiles.  And whether someone has given the request up.

@@ -44,7 +44,7 @@ __device__ __forceinline__ void play(Worker& w) {
     math_barrier();
     for (int at = w.thread; at < request.prompt_count; at += MATH_THREADS) note_token(w, request.prompt[at]);
     const int chunked = chunked_tokens(request.prompt_count, request.all_logits != nullptr);
-    InputPlace place{};
+    Turn<COPIES> place;
     for (int number = 0; number * CHUNK < chunked; ++number) {
         w.deadline = nanoseconds() + request.stall_nanoseconds;
         Chunk{{{w, number, number * CHUNK, min(CHUNK, chunked - number * CHUNK)}}, place}.run();

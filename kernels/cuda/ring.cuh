@@ -29,18 +29,24 @@ struct Ring {
     __device__ unsigned empty(int slot) const { return barriers + (SLOTS + slot) * 8; }
 };
 
-// A place in the endless sequence of pages.
-struct Cursor {
+// Slots that are used in turn, for ever.
+template <int COUNT>
+struct Turn {
     int slot = 0;
     unsigned lap = 0;  // parity of the number of times round the slots
-    unsigned end = 0;  // of the page before, in the ring
 
     __device__ void advance() {
-        if (++slot == SLOTS) {
+        if (++slot == COUNT) {
             slot = 0;
             lap ^= 1;
         }
     }
+};
+
+// A place in the endless sequence of pages.
+struct Cursor : Turn<SLOTS> {
+    unsigned end = 0;  // of the page before, in the ring
+
     __device__ unsigned place(unsigned bytes) {  // where the next page begins
         const unsigned start = end + bytes > RING_BYTES ? 0 : end;
         end = start + bytes;

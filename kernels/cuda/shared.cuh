@@ -46,7 +46,7 @@ constexpr int TILE_STRIDE = TILE + 4;  // a token's sums lie 16 bytes further ro
 
 // For a chunk of a prompt, which is over before the first token alone begins.
 struct alignas(16) ChunkMemory {
-    float token_factor[CHUNK], share_squares[MATH_THREADS / CHUNK][CHUNK];
+    float token_factor[CHUNK];
     float row_most[MATH_WARPS][8], row_total[MATH_WARPS][8];
     union {
         union {
@@ -55,6 +55,7 @@ struct alignas(16) ChunkMemory {
         } attention[MATH_WARPS];  // the warp's own, until all merge
         float tile[MATH_WARPS][CHUNK / LEAST_TOKEN_WARPS][TILE_STRIDE];  // sums of one tile per warp
         unsigned char inputs[COPIES][RUN_BYTES];
+        float share_squares[MATH_THREADS / CHUNK][CHUNK];  // between an exchange and the product that follows it
     };
 };
 
