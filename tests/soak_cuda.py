@@ -2,11 +2,12 @@
 
     python tests/soak_cuda.py --seconds 240 --seed 1
 
-Three small models run with few and with all workers, a third of the requests with checksums.  A request's
-answer is recorded once, uncancelled; every later token must be that of the record, greedy ones whatever the
-workers.  Of each model a few greedy records are held against numpy.  What was done is added, as a piece, to
-``docs/results/cuda_soak.json``, so that several runs add up.  Ends with exit code 1 where a token was wrong
-or a request was given up or hung; the piece is written then too, and when the run is ended early (SIGTERM).
+Three small models run with few and with all workers, more than a third of the requests with checksums.  A
+request's answer is recorded once, uncancelled; every later token must be that of the record, greedy ones
+whatever the workers.  Of each model a few greedy records are held against numpy.  What was done is added, as
+a piece, to ``docs/results/cuda_soak.json``, so that several runs add up.  Ends with exit code 1 where a token
+was wrong or a request was given up or hung; the piece is written then too, and when the run is ended early
+(SIGTERM).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_p": 0.9, "min_p": 0.01},
     {"temperature": 1.5, "top_k": 200, "top_p": 0.8, "repetition_penalty": 1.1},
 )
-CHECKSUM_SHARE = 1 / 3
+CHECKSUM_SHARE = 1 / 2  # of choices of an engine; greedy records are made without, so of requests it is less
 CANCEL_SHARE = 0.4
 NEW_SHARE = 0.2  # of requests that are made up and recorded rather than repeated
 NUMPY_RECORDS = 4  # of each model
