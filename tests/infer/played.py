@@ -119,8 +119,10 @@ def _split(text: str, at: str) -> list[str]:
     return [*parts, text[start:]]
 
 
-def compile_played(config: LaneformerConfig, kernel: Kernel, sources: dict[str, str], folder: Path) -> Path:
-    """The kernel as a library of the host's."""
+def compile_played(
+    config: LaneformerConfig, kernel: Kernel, sources: dict[str, str], folder: Path, driver: str = DRIVER
+) -> Path:
+    """The kernel as a library of the host's, with the functions of ``driver``."""
     compiler = shutil.which("g++")
     assert compiler is not None and not kernel.float16
     texts = {name: without_assembly(text) for name, text in sources.items() if name != "bandwidth.cu"}
@@ -129,7 +131,7 @@ def compile_played(config: LaneformerConfig, kernel: Kernel, sources: dict[str, 
         "extern __shared__ __align__(128) unsigned char memory[];",
         "unsigned char* const memory = device::shared_memory();",
     )
-    texts["driver.cpp"], texts["device.h"] = DRIVER, DEVICE.read_text(encoding="utf-8")
+    texts["driver.cpp"], texts["device.h"] = driver, DEVICE.read_text(encoding="utf-8")
     described = hashlib.sha256(repr((texts, FLAGS)).encode()).hexdigest()[:24]
     library = folder / f"played-{described}.so"
     if not library.exists():

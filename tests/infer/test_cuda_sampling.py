@@ -1,4 +1,4 @@
-"""How the CUDA kernel samples, on a processor: sampling.cuh itself, with stand-ins for the device's headers.
+"""How the CUDA kernel samples, played on a processor: see ``played.py``.
 
 What it draws must be what infer/sampling.py draws from the same logits and uniform numbers.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infer.backends.cuda_compile import kernel_sources
+from infer.backends.cuda_source import Kernel, split_count
 from infer.request import Request
 from infer.sampling import distribution
+from tests.infer.played import compile_played
+from tests.tiny_models import tiny_config
 
-KERNELS = Path(__file__).parents[2] / "kernels" / "cuda"
-STAND_INS = Path(__file__).parent / "cuda_sampling"
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+
+DRAWS_DRIVER = Path(__file__).parent / "cuda_played" / "draws.cpp"
 VOCABULARY, WORKERS = 1003, 3  # no cut of equal tokens falls between two, where rounding would decide
+CONFIG = tiny_config(vocab_size=VOCABULARY, num_lanes=1, hidden_size=64)
 DRAWS = 12
 
 OPTIONS: list[dict[str, Any]] = [
@@ -38,37 +43,32 @@ OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1e3, "top_p": 0.5},
 ]
 
-Draw = Callable[..., np.ndarray]
+Draw = Callable[..., tuple[np.ndarray, np.ndarray]]
 
 
 @pytest.fixture(scope="module")
 def draw(tmp_path_factory: pytest.TempPathFactory) -> Draw:
-    """``draw(logits, uniforms, **options)``: a token of each row of float32 ``[draws, vocab]``."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    """``draw(logits, uniforms, seed, **options)``: of each row of float32 ``[draws, vocab]`` a token and its
+    log-probability; ``seed`` is that of the order in which threads run.
+    """
+    kernel = Kernel(WORKERS, CONFIG.max_position_embeddings, split_count(CONFIG))
+    driver = DRAWS_DRIVER.read_text(encoding="utf-8")
     folder = tmp_path_factory.mktemp("sampling")
-    # Quoted includes look beside the file first, so the kernel's file is put beside the stand-ins.
-    for file in (*STAND_INS.iterdir(), KERNELS / "sampling.cuh", KERNELS / "sampling_memory.cuh"):
-        shutil.copy(file, folder)
-    library = folder / "sampling.so"
-    sizes = [f"-DTEST_VOCABULARY={VOCABULARY}", f"-DTEST_WORKERS={WORKERS}"]
-    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", "-Wall", "-Wno-unknown-pragmas"]
-    command = [compiler, *flags, *sizes, "-o", library, folder / "driver.cpp"]
-    subprocess.run(command, check=True)
-    function = ctypes.CDLL(str(library)).draw
+    function = ctypes.CDLL(str(compile_played(CONFIG, kernel, kernel_sources(), folder, driver))).draw
 
     def drawn(
         logits: np.ndarray,
         uniforms: np.ndarray,
+        seed: int = 0,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
         min_p: float = 0.0,
-    ) -> np.ndarray:
+    ) -> tuple[np.ndarray, np.ndarray]:
         assert logits.dtype == np.float32 and logits.flags.c_contiguous and logits.shape[1] == VOCABULARY
-        tokens = np.full(len(logits), -1, np.int32)
-        disagree = function(
+        tokens = np.full((WORKERS, len(logits)), -1, np.int32)
+        log_probabilities = np.full((WORKERS, len(logits)), np.nan)
+        wrong = function(
             logits.ctypes.data_as(ctypes.c_void_p),
             uniforms.ctypes.data_as(ctypes.c_void_p),
             len(logits),
@@ -76,10 +76,13 @@ def draw(tmp_path_factory: pytest.TempPathFactory) -> Draw:
             top_k,
             ctypes.c_float(top_p),
             ctypes.c_float(min_p),
+            seed,
             tokens.ctypes.data_as(ctypes.c_void_p),
+            log_probabilities.ctypes.data_as(ctypes.c_void_p),
         )
-        assert not disagree
-        return tokens
+        assert wrong == 0
+        assert (tokens == tokens[0]).all() and (log_probabilities == log_probabilities[0]).all()
+        return tokens[0], log_probabilities[0]
 
     return drawn
 
@@ -117,4 +120,18 @@ def test_draws_are_those_of_the_reference(draw: Draw, options: dict[str, Any], m
     uniforms = random.random(DRAWS)
     uniforms[:2] = 1e-12, 0.9999  # at 0 the reference takes what weighs anything, 1e-100 too
     wanted = [reference(row, uniform, options) for row, uniform in zip(logits, uniforms, strict=True)]
-    assert draw(logits, uniforms, **options).tolist() == wanted
+    tokens, log_probabilities = draw(logits, uniforms, **options)
+    assert tokens.tolist() == wanted
+    exact = logits.astype(np.float64)
+    exact -= exact.max(-1, keepdims=True)
+    exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+    np.testing.assert_allclose(log_probabilities, exact[np.arange(DRAWS), tokens], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[8]], ids=str)
+def test_no_order_of_threads_changes_a_draw(draw: Draw, options: dict[str, Any]) -> None:
+    random = np.random.default_rng(8)
+    logits = np.ascontiguousarray(tied(random), np.float32)
+    uniforms = random.random(DRAWS)
+    wanted = draw(logits, uniforms, **options)[0].tolist()
+    assert [draw(logits, uniforms, seed, **options)[0].tolist() for seed in range(1, 5)] == [wanted] * 4
