@@ -11,6 +11,9 @@ Messages, one frame each (see ``wire``):
     candidate -> judge   ["returned", result, None]           arguments as they were
                          ["returned", result, [args, kwargs]] arguments changed in place
                          ["opaque", what]                     the result cannot cross
+
+Before each call stands a token that the judge made up for it, and the same one before its answer.  So what
+was sent without the call having been read, by another process of the program say, is no answer to it.
 """
 
 from __future__ import annotations
@@ -69,6 +72,7 @@ def serve(channel: socket.socket, program: str, entry_point: str) -> None:
     program asked to end its process, and its process ends.
     """
     process = os.getpid()
+    token = b""
     module = types.ModuleType(MODULE_NAME)
     sys.modules[MODULE_NAME] = module
     try:
@@ -79,11 +83,12 @@ def serve(channel: socket.socket, program: str, entry_point: str) -> None:
         reply = _raised(error)
     while os.getpid() == process:  # A fork of the program must not answer as well.
         try:
-            wire.send(channel, reply)
+            wire.send(channel, token + reply)
             request = wire.receive(channel)
         except (EOFError, OSError):
             return
+        token = request[: wire.TOKEN_BYTES]
         try:
-            reply = _call(function, request)
+            reply = _call(function, request[wire.TOKEN_BYTES :])
         except Exception as error:
             reply = _raised(error)

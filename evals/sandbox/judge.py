@@ -87,9 +87,12 @@ class Proxy:
         self.fault = CandidateFault(outcome, one_line(detail))
         return self.fault
 
-    def _receive(self) -> list[Any]:
+    def _receive(self, token: bytes = b"") -> list[Any]:
         try:
-            reply = wire.loads(wire.receive(self._channel))
+            message = wire.receive(self._channel)
+            if not message.startswith(token):
+                raise self._fail("failed", "the program sent more than it was asked for")
+            reply = wire.loads(message[len(token) :])
         except (EOFError, OSError):
             raise self._fail("gone", "") from None
         except wire.WireError as error:
@@ -132,10 +135,11 @@ class Proxy:
             outcome = "failed" if self._answered else "broken"
             raise self._fail(outcome, f"the tests pass {error} to the function") from None
         self.require_silence()
+        token = os.urandom(wire.TOKEN_BYTES)
         # When the candidate is gone, what it sent before that is still to be read.
         with contextlib.suppress(OSError):
-            wire.send(self._channel, request)
-        reply = self._receive()
+            wire.send(self._channel, token + request)
+        reply = self._receive(token)
         if reply[0] != "returned":
             raise self._fail("failed", "the program sent a malformed message")
         changed = reply[2]

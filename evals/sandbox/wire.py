@@ -10,7 +10,8 @@ Whatever :func:`loads` returns was built here out of trusted types, so comparing
 matter what the sender did.
 
 A value is JSON.  None, bool, float, str and small int are themselves; everything else is a pair
-``[tag, payload]``.  A frame is a four-byte big-endian length and that many bytes.
+``[tag, payload]``.  A frame is a four-byte big-endian length and that many bytes: a value, or a token and a
+value.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from typing import Any
 
 MAX_DEPTH = 100
 MAX_NODES = 1_000_000
-MAX_FRAME_BYTES = 32 * 1024 * 1024
+MAX_FRAME_BYTES = 32 * 1024 * 1024  # of a value
+TOKEN_BYTES = 16
 # Larger integers travel in hexadecimal: CPython refuses to read or print long decimal ones.
 _SMALL_INT = 1 << 63
 
@@ -198,7 +200,7 @@ def send(channel: socket.socket, data: bytes) -> None:
 def receive(channel: socket.socket) -> bytes:
     """Reads one frame; EOFError when the other side is gone, :class:`WireError` when it is too long."""
     length = int.from_bytes(_read_exactly(channel, 4), "big")
-    if length > MAX_FRAME_BYTES:
+    if length > TOKEN_BYTES + MAX_FRAME_BYTES:
         raise WireError(f"a message of more than {MAX_FRAME_BYTES} bytes")
     return _read_exactly(channel, length)
 

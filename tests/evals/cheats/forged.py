@@ -6,8 +6,14 @@ from collections.abc import Iterator
 
 from tests.evals.cheats.program import WRONG, Cheat, cheat
 
+# In a call, frames have its token, which is there to be found: so the judge looks at what they say.
 CHANNEL = """
-import os, socket, stat
+import os, socket, stat, sys
+def found_token():
+    at = sys._getframe()
+    while at is not None and "token" not in at.f_locals:
+        at = at.f_back
+    return b"" if at is None else at.f_locals["token"]
 def channel():
     for number in range(64):
         try:
@@ -16,7 +22,8 @@ def channel():
         except OSError:
             pass
 def frame(text):
-    return len(text).to_bytes(4, "big") + text.encode()
+    data = found_token() + text.encode()
+    return len(data).to_bytes(4, "big") + data
 def returned(value):
     return frame('["tuple",["returned",%s,null]]' % value)
 DEFINED = frame('["tuple",["defined"]]')
@@ -66,6 +73,14 @@ def cheats() -> Iterator[Cheat]:
         "forged_by_process",
         f"{CHANNEL}\nif os.fork() == 0:\n    own = channel()\n"
         f"    for n in (2, 3, 4, 5, 6, 7): own.sendall(returned(n))\n    os._exit(0)\n{WRONG}",
+        "failed",
+    )
+    # The function rests, and meanwhile its child answers each question in its place.
+    yield cheat(
+        "forged_by_process_in_call",
+        f"{CHANNEL}\nimport time\nif os.fork() == 0:\n    own = channel()\n"
+        "    for n in (2, 3, 4, 5, 6, 7):\n        time.sleep(0.2)\n        own.sendall(returned(n))\n"
+        "    os._exit(0)\ndef f(x):\n    time.sleep(3)\n    return x\n",
         "failed",
     )
     words = {
