@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 import infer.export
 from infer import Engine
 from infer.engine_file import EngineFile
-from infer.export import export_engine_file
+from infer.export import export_engine_file, write_engine_file
 from laneformer.checkpoint import Checkpoint
 from laneformer.errors import CheckpointError, ConfigError, TokenizerError
 from laneformer.tensors import bfloat16_to_float32, float32_to_bfloat16
@@ -36,6 +36,19 @@ def with_metadata(path: Path, **changes: str | None) -> Path:
     metadata = {name: value for name, value in (file.metadata | changes).items() if value is not None}
     save_file({name: np.array(file.raw(name)) for name in file.names}, path, metadata)
     return path
+
+
+def test_weights_at_hand_are_written_like_a_checkpoint(tmp_path: Path) -> None:
+    weights = RandomWeights(tiny_config())
+    write_checkpoint(tmp_path / "checkpoint", weights.config)
+    exported = export_engine_file(tmp_path / "checkpoint", tmp_path / "exported")
+    written = write_engine_file(weights, tmp_path / "written")
+    assert written.source_sha256 == exported.source_sha256
+    assert written.path.read_bytes() == exported.path.read_bytes()
+    with pytest.raises(CheckpointError, match="exists already"):
+        write_engine_file(weights, tmp_path / "written")
+    with pytest.raises(CheckpointError, match="dtype must be one of"):
+        write_engine_file(weights, tmp_path / "other", dtype="float8")
 
 
 def test_gives_the_model_back(checkpoint: Path, engine_file: Path) -> None:
