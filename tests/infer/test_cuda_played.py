@@ -94,6 +94,34 @@ def test_no_order_of_threads_changes_a_bit(machine: PlayedMachine, checksums: bo
 
 
 @pytest.mark.slow
+def test_no_number_of_workers_changes_a_bit(machine: PlayedMachine) -> None:
+    """Of logits after a prompt in chunks, and after tokens alone."""
+    config = tiny_config(max_position_embeddings=256, hidden_size=64, intermediate_size=128)
+    ids = some_ids(config, 139)
+    engines = [engine(config, workers_per_lane=workers) for workers in (1, 2, 3, 4)]
+    in_chunks = [last_logits(each, ids) for each in engines]
+    alone = [each.logits(ids[:20]) for each in engines]
+    for each in range(1, 4):
+        np.testing.assert_array_equal(in_chunks[each], in_chunks[0])
+        np.testing.assert_array_equal(alone[each], alone[0])
+
+
+@pytest.mark.slow
+def test_checksums_tell_of_a_torn_packet(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, machine: PlayedMachine
+) -> None:
+    """One bit of its values changed when it is stored: nobody else would notice."""
+    sources, store = kernel_sources(), "const unsigned d = seal(epoch, a, b, c);"
+    assert sources["packets.cuh"].count(store) == 1
+    sources["packets.cuh"] = sources["packets.cuh"].replace(store, f"{store} a ^= epoch % 16 == 5;")
+    machine.play_on(monkeypatch, folder, sources)
+    request = Request((1, 2), max_new_tokens=6)
+    assert len(list(engine(tiny_config()).decode(request))) == 6
+    with pytest.raises(LaneformerError, match="found a packet whose checksum does not fit"):
+        list(engine(tiny_config(), checksums=True).decode(request))
+
+
+@pytest.mark.slow
 def test_attention_merged_by_shares_of_a_long_context(machine: PlayedMachine) -> None:
     config = shape_config("attention merged by shares", 640)
     ids = some_ids(config, 520)
