@@ -141,7 +141,8 @@ struct Chunk : ChunkAttention {
                 for (int n = 0; n < TOKENS; ++n)
 #pragma unroll
                     for (int i = 0; i < 4; ++i) sums[t][n][i] = 0;
-            // The memory of the copies is that of the last tiles; and what is copied, other blocks have stored.
+            // The memory of the copies is that of the last tiles, of attention and of squares; and what is copied, other blocks
+            // have stored.
             asm volatile("fence.proxy.async;" ::: "memory");
             math_barrier();
             if (PLAIN_COPIES || w.thread == 0) barrier_arrive(shared_address(&w.shared.inputs_ready));

@@ -2,6 +2,11 @@
 //
 // Keys and values are appended by all workers of the lane, and after an exchange read from memory, not through the ring.  The
 // rows of a product are up to eight queries, as for one token: see attention.cuh.
+//
+// Shared memory: `attention[warp]`, first the warp's queries, each thread's own, then, after __syncwarp(), what the warp found;
+// `row_most` and `row_total` go with it.  A barrier, and all threads merge what all warps found; another, and the next group begins.
+//
+// Keys and values are plain stores of any worker of the lane, then an exchange by flags: see chunk_state.cuh.
 #pragma once
 
 #include "chunk_state.cuh"

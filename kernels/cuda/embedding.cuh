@@ -1,4 +1,7 @@
 // Embeddings: rows of a matrix of their own, or, where it is tied, of the head, whose rows lie in tiles in many runs.
+//
+// Shared memory: the first layer's inputs, their squares and the worker's own rows, before the barrier that ends embed().  Every
+// worker reads the whole embedding, so there is nothing to exchange.
 #pragma once
 
 #include "layer.cuh"

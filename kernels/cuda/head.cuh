@@ -1,4 +1,10 @@
 // The end of a step: what the head multiplies, logits, and the token that all workers agree on.
+//
+// Shared memory: `scores` of the worker's rows, each read by the thread that wrote it; `lane_factor`, by a warp for each lane, and what
+// reduce() needs of each warp, `best` to `flags`: both between two barriers.
+//
+// Exchanges, by packets: squares of the last layer; what is summed, or normed, over lanes, in shares of the columns; what is best, two
+// packets of each worker to all, see token_packets().
 #pragma once
 
 #include "layer.cuh"

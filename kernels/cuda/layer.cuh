@@ -1,4 +1,11 @@
 // One layer of one token: attention module, feed-forward module, and how their outputs join the residual streams.
+//
+// Shared memory: `residual`, the worker's own rows, each always by the same thread but for embed(), which a barrier follows; `late`,
+// what other lanes sent for them, stored before a product and read after its barrier.
+//
+// Exchanges, all by packets of this layer's epoch: queries, keys and values; results of attention; residual stream; units; residual
+// stream.  Mail to other lanes is read by the epoch of the layer that sent it, DELAY layers ago.  A place is written again a layer
+// later, mail a step later, when everyone who reads it has sent something that its writer has waited for since.
 #pragma once
 
 #include "attention.cuh"

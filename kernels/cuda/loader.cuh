@@ -1,7 +1,7 @@
 // The loader: one thread that plays the worker's tape into the ring, step after step.
 //
-// It waits for nothing but room in the ring, and for its own copies, of which only IN_FLIGHT_BYTES are under way at once:
-// more would only make packets wait behind them (see docs/engine.md).  While there is no room, because the warps wait for
+// It waits for room in the ring, for its own copies, and once for a prompt's chunks.  Of copies only IN_FLIGHT_BYTES are under way at
+// once: more would only make packets wait behind them (see docs/engine.md).  While there is no room, because the warps wait for
 // packets, memory goes on: what comes next on the tape is fetched into the L2 cache, as fast as this worker's share of memory
 // gives it and PREFETCH_BYTES ahead at most.
 //
@@ -12,9 +12,10 @@
 // Weights are read once per token and would push everything else out of the L2 cache: packets, norms, keys and values, and the
 // kernel's own instructions.  So they are marked as what the cache may drop first.
 //
-// Keys and values of earlier positions come in the same stream.  They were written by math warps of this block; before
+// Keys and values of earlier positions come in the same stream.  Those of a token were written by math warps of this block; before
 // there could be a slot for them, those warps have, in this order, written them, fenced (fence.proxy.async: generic writes before
-// asynchronous reads), passed a barrier and let go of a later page.  SLOTS is kept below the pages of a step for that.
+// asynchronous reads), passed a barrier and let go of a later page.  SLOTS is kept below the pages of a step for that.  Those of a
+// prompt's chunks were written by any worker of the lane: `prompt_ready` says that all are there, once, before the first token.
 #pragma once
 
 #include "chunk_state.cuh"

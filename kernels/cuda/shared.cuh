@@ -1,4 +1,7 @@
 // What a block keeps in shared memory besides the ring of pages, and so what the ring has room for.
+//
+// One token's arrays and a chunk's share their bytes: a chunk ends with a barrier, and no token comes before the last of them.
+// What orders the uses of an array, and of those that share bytes with it, the file says that uses it.
 #pragma once
 
 #include "sampling_memory.cuh"

@@ -1,4 +1,11 @@
 // What one worker, a block of threads on one SM, shares and knows; and the step from packets to inputs of a product.
+//
+// Shared memory: `parts`, the inputs of the product at hand, and `squares` for its norm, both written by all threads before the
+// barrier that ends gather(); `sums` of its rows, written by all warps before the barrier that ends multiply().  That barrier also
+// stands between the last read of the inputs and the next gather().  Sums lie in two places in turn: those of a block of rows
+// are read while the next block's are made, and gather() comes before the next matrix's.
+//
+// Packets order themselves, see packets.cuh: an epoch for each layer of each step, and one more for the embedding and the token.
 #pragma once
 
 #include "cache_blocks.cuh"
