@@ -6,6 +6,7 @@ cannot show is what depends on a GPU's memory: writes that are seen late, and fe
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,11 @@ import pytest
 
 from infer.backends import cuda_backend
 from infer.backends.cuda_compile import kernel_sources
+from infer.backends.cuda_device import Device
 from infer.backends.numpy_backend import NumpyBackend
+from infer.export import write_engine_file
 from infer.request import Request
+from laneformer import cli
 from laneformer.config import LaneformerConfig
 from laneformer.errors import LaneformerError
 from tests.infer.cuda_kernels import SHAPES, last_logits, shape_config
@@ -146,6 +150,38 @@ def test_lanes_that_wait_for_no_other_leave_a_late_worker_its_tokens(machine: Pl
     request = Request((1, 2), max_new_tokens=6)
     late = engine(config, kernel_changes={"late_worker": 3})
     assert list(late.decode(request)) == list(engine(config).decode(request))
+
+
+@pytest.mark.slow
+def test_bench_decode_and_generate_take_an_engine_file(
+    machine: PlayedMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Device, "read_bandwidth", lambda self: 2e9)  # its kernel is another
+    model, result = tmp_path / "model.laneformer", tmp_path / "result.json"
+    weights = RandomWeights(tiny_config(hidden_size=16))
+    write_engine_file(weights, model, dtype="bfloat16")
+    words = ["bench", "decode", str(model), "--backend", "cuda", "--prompt-tokens", "3", "--context", "12"]
+    assert cli.main([*words, "--new-tokens", "4", "--runs", "2", "--json", str(result)]) == 0
+    found = json.loads(result.read_text())
+    assert found["backend"] == "cuda" and found["read_bandwidth"]["raw"] == [2e9, 2e9]
+    assert [each["prompt_tokens"] for each in found["results"]] == [3, 8]
+    # Two numbers of 2 bytes for each of 4 keys and 4 values; three layers see 5 and 10 positions on average,
+    # two 5 and 6.
+    assert [each["key_value_bytes_per_token"] for each in found["results"]] == [25 * 32, 42 * 32]
+    for each in found["results"]:
+        read = found["weight_bytes_per_token"] + each["key_value_bytes_per_token"]
+        rate = each["tokens_per_second"]["median"]
+        assert each["share_of_read_bandwidth"] == pytest.approx(read * rate / 2e9)
+    capsys.readouterr()
+    words = ["generate", str(model), "--token-ids", "1,2,3", "--max-new-tokens", "4"]
+    tokens = {}
+    for backend in ("cuda", "numpy"):
+        assert cli.main([*words, "--backend", backend]) == 0
+        tokens[backend] = capsys.readouterr().out
+    assert tokens["cuda"] == tokens["numpy"] != ""
 
 
 @pytest.mark.slow
