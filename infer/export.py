@@ -54,9 +54,8 @@ def export_engine_file(
     infinite or too large for ``dtype`` (naming the tensor), and where ``out`` cannot be written; a file
     that was there is then untouched.  Where ``out`` is a symbolic link, what it points to is written.
     """
-    target = _target(Path(out), dtype, overwrite)
     weights, tokenizer = open_model(source)
-    return _written(weights, tokenizer, Path(out), target, dtype)
+    return write_engine_file(weights, out, tokenizer=tokenizer, dtype=dtype, overwrite=overwrite)
 
 
 def write_engine_file(
@@ -68,13 +67,10 @@ def write_engine_file(
     overwrite: bool = False,
 ) -> ExportSummary:
     """Write ``weights`` that are at hand, as :func:`export_engine_file` writes those of a checkpoint."""
-    target = _target(Path(out), dtype, overwrite)
-    return _written(weights, tokenizer, Path(out), target, dtype)
-
-
-def _written(
-    weights: Weights, tokenizer: Tokenizer | None, out: Path, target: Path, dtype: str
-) -> ExportSummary:
+    out = Path(out)
+    if dtype not in EXPORT_DTYPES:
+        raise CheckpointError(f"dtype must be one of {', '.join(EXPORT_DTYPES)}, found {dtype!r}")
+    target = _target(out, overwrite)
     layout = Layout(weights, tokenizer, dtype)
     try:
         with atomic_file(target) as file:
@@ -84,10 +80,8 @@ def _written(
     return ExportSummary(out, len(layout.dtypes), out.stat().st_size, layout.common_dtype, source_sha256)
 
 
-def _target(out: Path, dtype: str, overwrite: bool) -> Path:
+def _target(out: Path, overwrite: bool) -> Path:
     """The file to write: where ``out`` is a symbolic link, what it points to, so that the link stays."""
-    if dtype not in EXPORT_DTYPES:
-        raise CheckpointError(f"dtype must be one of {', '.join(EXPORT_DTYPES)}, found {dtype!r}")
     # os.path rather than Path, whose methods raise for a name that is too long.
     if os.path.isdir(out):
         raise CheckpointError(f"{out}: is a folder; give the name of the file to write")

@@ -8,23 +8,31 @@ import numpy as np
 import pytest
 
 from infer.engine_file import EngineFile
+from laneformer.config import LaneformerConfig
 from scripts import random_model
 from scripts.bench_cuda import SeededWeights
-from tests.tiny_models import tiny_config
 
 
 def test_the_file_holds_the_weights_of_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny_config(dtype="bfloat16")
     shape = {
-        name: getattr(config, name)
-        for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    } | {"intermediate_size": 48, "vocab_size": 320, "max_position_embeddings": 64, "dtype": "bfloat16"}
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "vocab_size": 320,
+        "max_position_embeddings": 64,
+        "dtype": "bfloat16",
+    }
     monkeypatch.setitem(random_model.SHAPES, "smollm2-135m", shape)
     out = tmp_path / "model.laneformer"
     assert random_model.main(["smollm2-135m", str(out)]) == 0
+    again = tmp_path / "again.laneformer"
+    assert random_model.main(["smollm2-135m", str(again)]) == 0
+    assert again.read_bytes() == out.read_bytes()
     file = EngineFile(out)
     weights = SeededWeights(file.config)
-    assert file.config.hidden_size == config.hidden_size and file.config.num_lanes == 1
+    assert file.config == LaneformerConfig(**shape)
     assert sorted(file.names) == sorted(weights.names)
     for name in weights.names:
         assert file.dtype(name) == "bfloat16"
