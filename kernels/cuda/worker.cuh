@@ -5,7 +5,7 @@
 // stands between the last read of the inputs and the next gather().  Sums lie in two places in turn: those of a block of rows
 // are read while the next block's are made, and gather() comes before the next matrix's.
 //
-// Packets order themselves, see packets.cuh: an epoch for each layer of each step, and one more for the embedding and the token.
+// Packets order themselves, see packets.cuh: an epoch for each layer of each step, and one for its token.
 #pragma once
 
 #include "cache_blocks.cuh"

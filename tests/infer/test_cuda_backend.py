@@ -164,7 +164,7 @@ def test_long_contexts_are_merged_by_shares(window: int) -> None:
     follows_numpy(weights, request, [token for token, _ in first[:3]], 0.03 * scale)
 
 
-def test_a_prompt_in_chunks_has_the_same_bits_for_any_number_of_workers() -> None:
+def test_a_prompt_in_chunks_has_the_same_tokens_for_any_number_of_workers() -> None:
     config = tiny_config(max_position_embeddings=256, hidden_size=64, intermediate_size=128)
     weights = Rounded(RandomWeights(config))
     ids = tuple(int(token) for token in np.random.default_rng(2).integers(config.vocab_size, size=150))
