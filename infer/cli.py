@@ -126,7 +126,9 @@ def run_bench(args: argparse.Namespace) -> int:
     engine = Engine(args.model, backend=args.backend)
     benchmark = bench.bench_decode(engine, wanted, runs=args.runs)
     model = Path(args.model).name  # where it lies is nobody's business in a result that is shared
-    print(f"{model}, backend {engine.backend_name}, {args.new_tokens} new tokens, {bench.host_cpu()}")
+    device = getattr(engine.backend, "device_name", None)
+    hardware = ", ".join([*([device] if device else []), bench.host_cpu()])
+    print(f"{model}, backend {engine.backend_name}, {args.new_tokens} new tokens, {hardware}")
     print(bench.table(benchmark))
     if args.json:
         text = json.dumps(bench.report(engine, model, benchmark, _bench_command(args, model)), indent=1)

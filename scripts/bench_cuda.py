@@ -161,22 +161,23 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     config = LaneformerConfig(**SHAPES[name])
     weights, seconds = timed(lambda: SeededWeights(config))
     print(f"{name}: weights made in {seconds:.1f} s", flush=True)
+    free = free_device_bytes()
     first, packed = timed(lambda: CudaBackend(weights))
     compiled = first.compile_seconds
     del first
     backend, loaded = timed(lambda: CudaBackend(weights))
     held = sum(backend.device_bytes.values())
+    needed = backend.tape.index.size + backend.device_bytes["keys and values"]
     result: dict[str, Any] = {
         "shape": name,
         "config": config.to_dict(),
-        "gpu": backend._device.name,
+        "gpu": backend.device_name,
         "workers_per_lane": backend.kernel.workers_per_lane,
         "pack_and_load_seconds": packed - compiled,
         "compile_seconds": compiled,
         "load_seconds": loaded,
         "device_bytes": backend.device_bytes,
-        "device_bytes_over_weights_and_cache": held
-        / (backend.tape.index.size + backend.device_bytes["keys and values"]),
+        "device_bytes_over_weights_and_cache": held / needed,
         "weight_bytes_per_token": backend.weight_bytes_per_token,
         "read_bandwidth": [],
         "decode": [],
@@ -186,7 +187,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     print(
         f"  compiled in {compiled:.1f} s, packed and loaded in {packed - compiled:.1f} s, "
         f"loaded in {loaded:.1f} s; "
-        f"{held / 1e9:.2f} GB, {result['device_bytes_over_weights_and_cache']:.3f} of weights and cache",
+        f"{held / 1e9:.2f} GB, {held / needed:.3f} of weights and cache",
         flush=True,
     )
     decode_settings = [
@@ -235,6 +236,9 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         found = [rate(backend, setting, **options) for _ in range(arguments.runs)]
         result["sampling"].append({"options": options, "tokens_per_second": found})
         print(f"  {options or 'greedy'}: {statistics.median(found):.1f} tokens/s", flush=True)
+    taken = free - free_device_bytes()
+    result["taken_bytes_over_weights_and_cache"] = taken / needed
+    print(f"  {taken / 1e9:.2f} GB less are free on the GPU: {taken / needed:.3f} of weights and cache")
     return result
 
 
@@ -268,6 +272,15 @@ def baseline(name: str, decode: list[dict[str, Any]], new_tokens: int, runs: int
 def _baseline_failed(reason: str) -> dict[str, Any]:
     print(f"  the baseline failed: {reason}", file=sys.stderr)
     return {"error": reason}
+
+
+def free_device_bytes() -> int:
+    """What the driver tells is free, when this process has its context and nothing in CuPy's pool."""
+    cupy = import_cupy()
+    cupy.get_default_memory_pool().free_all_blocks()
+    cupy.cuda.runtime.free(0)  # makes the context, if there is none yet
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    return int(free)
 
 
 def rate(backend: CudaBackend, setting: Setting, **options: Any) -> float:

@@ -81,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "model": source.name,
         "backend": engine.backend_name,
         "reference": reference.backend_name,
-        "gpu": getattr(getattr(engine.backend, "_device", None), "name", None),
+        "gpu": getattr(engine.backend, "device_name", None),
         "host_cpu": host_cpu(),
         "packages": versions(PACKAGES),
         "checked_tokens": sum(each["tokens"] for each in checked),

@@ -108,6 +108,11 @@ class CudaBackend:
         return self._device.read_bandwidth()
 
     @property
+    def device_name(self) -> str:
+        """The GPU, as its driver names it."""
+        return self._device.name
+
+    @property
     def device_bytes(self) -> dict[str, int]:
         """Bytes of device memory by what they hold."""
         return {name: array.nbytes for name, array in self._arrays.items()}

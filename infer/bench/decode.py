@@ -83,12 +83,20 @@ class Benchmark:
     results: tuple[SettingResult, ...]
     read_bandwidth: tuple[float, ...]  # bytes per second, one per round; empty where there is no measure
     peak_resident_bytes: int | None  # since the process began, after loading and one request of each setting
+    device_bytes: dict[str, int] | None  # device memory by what it holds; None for back ends without a device
 
     def share_of_bandwidth(self, result: SettingResult) -> float | None:
         """What part of the median read bandwidth a setting used; None where either is not known."""
         if result.gigabytes_per_second is None or not self.read_bandwidth:
             return None
         return result.gigabytes_per_second * 1e9 / statistics.median(self.read_bandwidth)
+
+    def share_of_weight_wall(self, result: SettingResult) -> float | None:
+        """The rate, over that at which the weights alone could be read; None where either is not known."""
+        if result.weight_bytes is None or not self.read_bandwidth:
+            return None
+        rate = statistics.median(result.tokens_per_second)
+        return rate * result.weight_bytes / statistics.median(self.read_bandwidth)
 
 
 def settings(prompt_tokens: Sequence[int], contexts: Sequence[int], new_tokens: int) -> list[Setting]:
@@ -132,7 +140,7 @@ def bench_decode(engine: Engine, wanted: Sequence[Setting], *, runs: int) -> Ben
         )
         for setting, times in zip(wanted, found, strict=True)
     )
-    return Benchmark(tuple(results), tuple(bandwidth), peak)
+    return Benchmark(tuple(results), tuple(bandwidth), peak, getattr(engine.backend, "device_bytes", None))
 
 
 def timed(backend: Backend, request: Request) -> Run:
@@ -140,10 +148,10 @@ def timed(backend: Backend, request: Request) -> Run:
     start = time.perf_counter()
     tokens = backend.decode(request)
     next(tokens)
-    first = time.perf_counter()
+    first = last = time.perf_counter()
     for _ in tokens:
-        pass
-    return Run(first - start, time.perf_counter() - first)
+        last = time.perf_counter()
+    return Run(first - start, last - first)
 
 
 def random_prompt(vocab_size: int, length: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from infer.bench.decode import Benchmark, SettingResult
 from infer.bench.machine import UNKNOWN, commit, host_cpu, usable_cores, versions
 from infer.engine import Engine
 
-PACKAGES = ("laneformer", "numpy", "safetensors", "tokenizers")
+PACKAGES = ("laneformer", "numpy", "safetensors", "tokenizers", "cupy-cuda12x", "cupy-cuda13x")
 
 
 def report(engine: Engine, model: str, benchmark: Benchmark, command: str) -> dict[str, Any]:
@@ -31,11 +31,17 @@ def report(engine: Engine, model: str, benchmark: Benchmark, command: str) -> di
         "config": engine.config.to_dict(),
         "backend": engine.backend_name,
         "threads": getattr(engine.backend, "threads", None),
+        "device": getattr(engine.backend, "device_name", None),
+        "device_bytes": benchmark.device_bytes,
         "weight_bytes_per_token": engine.backend.weight_bytes_per_token,
         "peak_resident_bytes": benchmark.peak_resident_bytes,
         "read_bandwidth": spread(bandwidth) | {"raw": list(bandwidth)} if bandwidth else None,
         "results": [
-            _numbers(result) | {"share_of_read_bandwidth": benchmark.share_of_bandwidth(result)}
+            _numbers(result)
+            | {
+                "share_of_weight_wall": benchmark.share_of_weight_wall(result),
+                "share_of_read_bandwidth": benchmark.share_of_bandwidth(result),
+            }
             for result in benchmark.results
         ],
     }
@@ -45,25 +51,28 @@ def table(benchmark: Benchmark) -> str:
     """The results for people to read."""
     lines = [
         "prompt  context   first token   prompt/s   tokens/s       min       max"
-        "  weights MB  keys MB    GB/s  of read"
+        "  weights MB  keys MB    GB/s  of weights  of read"
     ]
     for result in benchmark.results:
         rates = spread(result.tokens_per_second)
         first = statistics.median(result.first_token_seconds)
-        share = benchmark.share_of_bandwidth(result)
+        weight_share, share = benchmark.share_of_weight_wall(result), benchmark.share_of_bandwidth(result)
         lines.append(
             f"{result.setting.prompt_tokens:6d} {result.setting.context_tokens:8d} {first * 1e3:10.2f} ms "
             f"{result.setting.prompt_tokens / first:10.1f} "
             f"{rates['median']:10.1f} {rates['min']:9.1f} {rates['max']:9.1f} "
             f"{_shown(result.weight_bytes, '.1f', 1e6):>11} {_shown(result.key_value_bytes, '.1f', 1e6):>8} "
-            f"{_shown(result.gigabytes_per_second, '.2f'):>7} {_shown(share, '.0%'):>8}"
+            f"{_shown(result.gigabytes_per_second, '.2f'):>7} "
+            f"{_shown(weight_share, '.1%'):>11} {_shown(share, '.1%'):>8}"
         )
     bandwidth = statistics.median(benchmark.read_bandwidth) if benchmark.read_bandwidth else None
-    lines.append(
+    last = (
         f"read bandwidth {_shown(bandwidth, '.1f', 1e9)} GB/s in the same run, "
         f"peak memory {_shown(benchmark.peak_resident_bytes, '.0f', 1e6)} MB"
     )
-    return "\n".join(lines)
+    if benchmark.device_bytes is not None:
+        last += f", on the device {sum(benchmark.device_bytes.values()) / 1e6:.0f} MB"
+    return "\n".join([*lines, last])
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -167,6 +167,8 @@ def test_bench_decode_and_generate_take_an_engine_file(
     assert cli.main([*words, "--new-tokens", "4", "--runs", "2", "--json", str(result)]) == 0
     found = json.loads(result.read_text())
     assert found["backend"] == "cuda" and found["read_bandwidth"]["raw"] == [2e9, 2e9]
+    assert found["device"] in capsys.readouterr().out.splitlines()[0]
+    assert found["device_bytes"]["weights"] >= found["weight_bytes_per_token"]
     assert [each["prompt_tokens"] for each in found["results"]] == [3, 8]
     # Two numbers of 2 bytes for each of 4 keys and 4 values; three layers see 5 and 10 positions on average,
     # two 5 and 6.
@@ -175,6 +177,7 @@ def test_bench_decode_and_generate_take_an_engine_file(
         read = found["weight_bytes_per_token"] + each["key_value_bytes_per_token"]
         rate = each["tokens_per_second"]["median"]
         assert each["share_of_read_bandwidth"] == pytest.approx(read * rate / 2e9)
+        assert each["share_of_weight_wall"] == pytest.approx(found["weight_bytes_per_token"] * rate / 2e9)
     capsys.readouterr()
     words = ["generate", str(model), "--token-ids", "1,2,3", "--max-new-tokens", "4"]
     tokens = {}
