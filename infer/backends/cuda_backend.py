@@ -75,6 +75,7 @@ class CudaBackend:
             splits=split_count(config),
             checksums=checksums,
             float16=tape.index.dtype == "float16",
+            shared_bytes=device.shared_bytes,
         )
         self.kernel = replace(kernel, **(kernel_changes or {}))
         start = time.perf_counter()

@@ -62,6 +62,8 @@ class Device:
                 f"written for {CAPABILITY[0]}.{CAPABILITY[1]} (H100, H200)"
             )
         self.multiprocessors: int = properties["multiProcessorCount"]
+        most_shared = cupy.cuda.runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin
+        self.shared_bytes: int = cupy.cuda.runtime.deviceGetAttribute(most_shared, 0)  # that a block may have
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._read: Any = None
 

@@ -8,7 +8,7 @@ from infer.plan.phases import sends
 from laneformer.config import LaneformerConfig, Module
 
 HEAD_TYPES = {"replicate": "REPLICATE", "lane": "LANE", "vocab_parallel": "VOCAB_PARALLEL"}
-SHARED_BYTES = 232_448  # of one block on compute capability 9.0
+SHARED_BYTES = 232_448  # of one block on compute capability 9.0; a device that is there is asked
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,9 @@ class OnDevice(np.ndarray):
         return np.array(self)
 
 
+MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97  # of cudaDeviceAttr
+
+
 @dataclass
 class Machine:
     """What is installed here and what the GPU is."""
@@ -45,6 +48,7 @@ class Machine:
     name: str = "NVIDIA H200"
     capability: tuple[int, int] = (9, 0)
     multiprocessors: int = 132
+    shared_bytes: int = 232_448  # that a block may have
     memory: int = 150_000_000_000
     free_memory: int = 140_000_000_000
     gpus: int = 1
@@ -78,6 +82,10 @@ class Machine:
             runtime=SimpleNamespace(
                 CUDARuntimeError=CudaRuntimeError,
                 getDeviceProperties=self._properties,
+                cudaDevAttrMaxSharedMemoryPerBlockOptin=MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                deviceGetAttribute=lambda attribute, device: {
+                    MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: self.shared_bytes
+                }[attribute],
                 runtimeGetVersion=lambda: self.runtime_cuda,
                 memGetInfo=self._memory,
                 eventQuery=lambda event: 700 if self.kernel_error else 0,

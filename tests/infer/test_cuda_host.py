@@ -9,9 +9,12 @@ import pytest
 
 from infer.backends.cuda_backend import LAST_EPOCH, CudaBackend, most_workers
 from infer.backends.cuda_request import PLACES, REQUEST, Outcome
+from infer.backends.cuda_source import model_header
 from infer.request import Request
 from laneformer.errors import LaneformerError
-from tests.tiny_models import tiny_config
+from tests.infer.fake_cuda import Machine
+from tests.infer.rounded import Rounded
+from tests.tiny_models import RandomWeights, tiny_config
 
 
 def without_device(*, checksums: bool = False) -> CudaBackend:
@@ -34,6 +37,12 @@ def test_a_second_request_is_refused_until_the_first_is_over(monkeypatch: pytest
     assert next(first) == (8, -1.0)  # the refused one took nothing from it
     first.close()
     assert next(backend.decode(Request((1, 2), max_new_tokens=2))) == (7, -1.0)
+
+
+def test_the_device_is_asked_for_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(shared_bytes=200 * 1024).install(monkeypatch)
+    backend = CudaBackend(Rounded(RandomWeights(tiny_config())))
+    assert "SHARED_BYTES = 204800;" in model_header(backend.config, backend.kernel)
 
 
 def test_epochs_go_on_and_packets_are_forgotten_where_they_would_wrap() -> None:
