@@ -51,7 +51,7 @@ struct Attention {
                                         : key_head * QUERIES_PER_KEY + item;
             const bool inside = w.in_warp < HEAD_GROUPS;
             Packet found[1];
-            receive(found, [&](int) { return inside ? from + head * HEAD_GROUPS + w.in_warp : nullptr; }, w.epoch(),
+            receive(found, [&](int) { return inside; }, [&](int) { return from + head * HEAD_GROUPS + w.in_warp; }, w.epoch(),
                     w.patience(AT_PROJECTED));
             float4 v = inside ? opened(found[0]) : make_float4(0, 0, 0, 0);
             if (!is_value) v = normed(v, is_key);
@@ -273,12 +273,12 @@ struct Attention {
         const int items = MIXED_EACH * runs.count;
         const auto group_of = [&](int item) { return w.thread + item % MIXED_EACH * MATH_THREADS; };
         Packet found[AT_ONCE];
-        const auto at = [&](int item) -> const Packet* {
+        const auto wanted = [&](int item) { return item < items && group_of(item) < MIXED_GROUPS; };
+        const auto at = [&](int item) {
             const int group = group_of(item), split = (runs.first + item / MIXED_EACH) % SPLITS;
-            if (item >= items || group >= MIXED_GROUPS) return nullptr;
             return result_packets(group / HEAD_GROUPS, split) + group % HEAD_GROUPS;
         };
-        unsigned missing = ask(found, at);
+        unsigned missing = ask(found, wanted, at);
         meanwhile();
         share_out(runs);
         math_barrier();
@@ -288,11 +288,11 @@ struct Attention {
 #pragma unroll 1
         for (int start = 0; start < items; start += AT_ONCE) {
             const auto next = [&](int i) { return at(start + i); };
-            if (start > 0) missing = ask(found, next);
+            if (start > 0) missing = ask(found, [&](int i) { return wanted(start + i); }, next);
             take(found, missing, next, w.epoch(), w.patience(AT_MIXED));
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                if (next(i) == nullptr) continue;
+                if (!wanted(start + i)) continue;
                 const float share = w.shared.token.split_share[group_of(i) / HEAD_GROUPS][(start + i) / MIXED_EACH];
                 sums[i % MIXED_EACH] = plus(sums[i % MIXED_EACH], times(opened(found[i]), share));
             }
@@ -308,7 +308,7 @@ struct Attention {
             const int head = item / FEW_RUNS, run = item % FEW_RUNS, split = (runs.first + run) % SPLITS;
             const bool inside = head < QUERY_HEADS && run < runs.count;
             Packet found[1];
-            receive(found, [&](int) { return inside ? result_packets(head, split) + HEAD_GROUPS : nullptr; }, w.epoch(),
+            receive(found, [&](int) { return inside; }, [&](int) { return result_packets(head, split) + HEAD_GROUPS; }, w.epoch(),
                     w.patience(AT_MIXED));
             const float4 side = opened(found[0]);
             const float most = inside ? side.x : NEVER;
@@ -379,10 +379,8 @@ struct Attention {
         const Packet* from = result_packets(group / HEAD_GROUPS, first);
         Packet found[2 * COUNT];
         const auto wanted = [&](int i) { return inside && runs.has(first + i); };
-        const auto at = [&](int i) {
-            return wanted(i / 2) ? from + i / 2 * TASK_PACKETS + (i % 2 ? HEAD_GROUPS : group % HEAD_GROUPS) : nullptr;
-        };
-        const unsigned missing = ask(found, at);
+        const auto at = [&](int i) { return from + i / 2 * TASK_PACKETS + (i % 2 ? HEAD_GROUPS : group % HEAD_GROUPS); };
+        const unsigned missing = ask(found, [&](int i) { return wanted(i / 2); }, at);
         meanwhile();
         take(found, missing, at, w.epoch(), w.patience(AT_MIXED));
 #pragma unroll

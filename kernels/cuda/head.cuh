@@ -61,12 +61,9 @@ struct HeadPhase {
             for (int start = 0; start < EACH; start += AT_ONCE) {
                 Packet found[AT_ONCE];
                 const auto tile = [&](int i) { return w.in_warp + (start + i) * WARP; };
-                receive(found,
-                        [&](int i) -> const Packet* {
-                            return tile(i) < HIDDEN_TILES ? w.packets(SQUARES_AT) + static_cast<long long>(lane) * HIDDEN_TILES + tile(i)
-                                                          : nullptr;
-                        },
-                        w.epoch(), w.patience(AT_HEAD_SLICE));
+                receive(found, [&](int i) { return tile(i) < HIDDEN_TILES; },
+                        [&](int i) { return w.packets(SQUARES_AT) + static_cast<long long>(lane) * HIDDEN_TILES + tile(i); }, w.epoch(),
+                        w.patience(AT_HEAD_SLICE));
 #pragma unroll
                 for (int i = 0; i < AT_ONCE; ++i)
                     if (tile(i) < HIDDEN_TILES) {
@@ -84,7 +81,7 @@ struct HeadPhase {
         const int from = HIDDEN_GROUPS * w.index / ALL_WORKERS, to = HIDDEN_GROUPS * (w.index + 1) / ALL_WORKERS;
         for (int group = from + w.thread; group < to; group += MATH_THREADS) {
             Packet found[LANES];
-            receive(found, [&](int lane) { return last_residual(lane) + group; }, w.epoch(), w.patience(AT_HEAD_SLICE));
+            receive(found, always, [&](int lane) { return last_residual(lane) + group; }, w.epoch(), w.patience(AT_HEAD_SLICE));
             float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
             for (int lane = 0; lane < LANES; ++lane) sum = plus(sum, value(lane, group, opened(found[lane])));
@@ -204,7 +201,7 @@ struct HeadPhase {
         if (w.index == LATE_WORKER) __nanosleep(1000000);
         if (w.thread < ALL_WORKERS) {
             Packet found[2];
-            if (receive(found, [&](int i) { return token_packets() + 2 * w.thread + i; }, token_epoch(), w.patience(AT_TOKEN))) {
+            if (receive(found, always, [&](int i) { return token_packets() + 2 * w.thread + i; }, token_epoch(), w.patience(AT_TOKEN))) {
                 best = __uint_as_float(found[0].words[0]), raw = __uint_as_float(found[0].words[1]);
                 id = static_cast<int>(found[0].words[2]);
                 most = __uint_as_float(found[1].words[0]), total = __uint_as_float(found[1].words[1]);

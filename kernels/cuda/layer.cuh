@@ -159,7 +159,7 @@ struct Layer {
         // Present: all lanes add the same sum in the same order, so they stay equal.
         constexpr int ALL = LANES;
         Packet found[ALL];
-        receive(found, [&](int lane) { return mail(w.layer, module, lane) + first_group() + own; }, w.epoch(),
+        receive(found, always, [&](int lane) { return mail(w.layer, module, lane) + first_group() + own; }, w.epoch(),
                 w.patience(AT_OTHER_LANES));
 #pragma unroll
         for (int lane = 0; lane < ALL; ++lane) late = plus(late, opened(found[lane]));

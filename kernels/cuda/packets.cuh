@@ -137,26 +137,27 @@ __device__ inline float4 opened(const Packet& packet) {
                        __uint_as_float(a << 24 | (b & 0xffu) << 16 | (c & 0xffu) << 8));
 }
 
-// Asks for COUNT packets at once: all loads are under way before any is looked at.  `at(i)` is the address of the i-th, null
-// where there is none.  Returns a bit for each that take() must wait for.
-template <int COUNT, class At>
-__device__ inline unsigned ask(Packet (&packets)[COUNT], At at) {
+// Asks for COUNT packets at once: all loads are under way before any is looked at.  `wanted(i)` is whether there is an i-th, and
+// `at(i)` its address.  Returns a bit for each that take() must wait for.  Where the compiler knows that all are wanted, as in most
+// exchanges, it is left with the loads.
+template <int COUNT, class Wanted, class At>
+__device__ __forceinline__ unsigned ask(Packet (&packets)[COUNT], Wanted wanted, At at) {
     static_assert(COUNT <= 32, "more packets than bits");
     unsigned missing = 0;
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         packets[i] = Packet{};  // or the compiler keeps the last call's for those that are not loaded
-        if (at(i) != nullptr) missing |= 1u << i;
+        if (wanted(i)) {
+            missing |= 1u << i;
+            packets[i] = load_packet(at(i));
+        }
     }
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i)
-        if (missing >> i & 1) packets[i] = load_packet(at(i));
     return missing;
 }
 
 // Waits for what was asked for.  False where the request has been given up.
 template <int COUNT, class At>
-__device__ inline bool take(Packet (&packets)[COUNT], unsigned missing, At at, unsigned epoch, Patience patience) {
+__device__ __forceinline__ bool take(Packet (&packets)[COUNT], unsigned missing, At at, unsigned epoch, Patience patience) {
     for (;;) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
@@ -170,10 +171,11 @@ __device__ inline bool take(Packet (&packets)[COUNT], unsigned missing, At at, u
 }
 
 // Both, where there is nothing to do in between.
-template <int COUNT, class At>
-__device__ inline bool receive(Packet (&packets)[COUNT], At at, unsigned epoch, Patience patience) {
-    const unsigned missing = ask(packets, at);
+template <int COUNT, class Wanted, class At>
+__device__ __forceinline__ bool receive(Packet (&packets)[COUNT], Wanted wanted, At at, unsigned epoch, Patience patience) {
+    const unsigned missing = ask(packets, wanted, at);
     return take(packets, missing, at, epoch, patience);
 }
+__device__ inline bool always(int) { return true; }  // wanted, each of them
 
 }  // namespace laneformer

@@ -129,7 +129,7 @@ private:
         unsigned long long value = 0;
         if (w.thread < ALL_WORKERS) {
             Packet found[1];
-            receive(found, [&](int) { return told(round) + w.thread; }, epoch(), w.patience(AT_CHOICE));
+            receive(found, always, [&](int) { return told(round) + w.thread; }, epoch(), w.patience(AT_CHOICE));
             value = static_cast<unsigned long long>(found[0].words[1]) << 32 | found[0].words[0];
             fence();
         }
@@ -351,7 +351,7 @@ private:
         math_barrier();
         if (w.thread == 0) {
             Packet found[1];
-            receive(found, [&](int) { return w.packets(CHOSEN_AT); }, epoch(), w.patience(AT_CHOICE));
+            receive(found, always, [&](int) { return w.packets(CHOSEN_AT); }, epoch(), w.patience(AT_CHOICE));
             w.shared.token.best_id[0] = static_cast<int>(found[0].words[0]);
             w.shared.token.best_raw[0] = __uint_as_float(found[0].words[1]);
         }

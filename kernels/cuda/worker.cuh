@@ -112,6 +112,9 @@ struct Worker {
     __device__ void look_round() {
         asm volatile("mov.u32 %0, %ctaid.x;" : "=r"(index));
         asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
+        // Or the compiler provides for what cannot be, before each packet is asked for.
+        __builtin_assume(index >= 0 && index < ALL_WORKERS);
+        __builtin_assume(thread >= 0 && thread < MATH_THREADS);
         lane = index / WORKERS, place = index % WORKERS;
         warp = thread / WARP, in_warp = thread % WARP;
     }
@@ -168,17 +171,18 @@ struct Worker {
             float4 scales[AT_ONCE];
             Packet found[AT_ONCE];
             const auto group = [&](int i) { return thread + (start + i) * MATH_THREADS; };
+            const auto wanted = [&](int i) { return group(i) < GROUPS; };
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
-                scales[i] = scale != nullptr && group(i) < GROUPS ? __ldg(reinterpret_cast<const float4*>(scale) + group(i))
+                scales[i] = scale != nullptr && wanted(i) ? __ldg(reinterpret_cast<const float4*>(scale) + group(i))
                                                                    : make_float4(1, 1, 1, 1);
-            const auto at = [&](int i) { return group(i) < GROUPS ? from + group(i) : nullptr; };
-            const unsigned missing = ask(found, at);
+            const auto at = [&](int i) { return from + group(i); };
+            const unsigned missing = ask(found, wanted, at);
             if (start == 0) meanwhile();
             take(found, missing, at, epoch, patience(where));
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i)
-                if (group(i) < GROUPS) {
+                if (wanted(i)) {
                     const float4 values = opened(found[i]);
                     squares += sum_of_squares(values);
                     store_inputs(group(i), times(values, scales[i]));
