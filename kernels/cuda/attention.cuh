@@ -8,6 +8,10 @@
 // Scores: rows 0-7 of the product are the query heads that share the key head, rows 8-15 the lower parts of the same
 // queries; columns are positions.  A thread's scores are at once its part of the left matrix of the second product, weights
 // by position times values.
+//
+// Shared memory: `queries`, `key` and `value`, stored before the barrier that ends take_projected(), and read until the one before
+// publish_task(); key and value by the warps that stored them once more, when they keep them.  `part_most` to `part_mixed` of each warp,
+// stored before that barrier and read before the next.  `split_share` between two barriers of merge_few().
 #pragma once
 
 #include "worker.cuh"
@@ -20,14 +24,14 @@ struct Attention {
     Worker& w;
     const int position;
 
-    // Four values of a head, from element 4 * group on, turned by the two angles of their pairs.
-    __device__ static float4 turned_by(float4 v, const Request& request, int position, int group) {
-        const float4 a = __ldg(reinterpret_cast<const float4*>(request.rotation) +
-                               static_cast<long long>(position) * HEAD_GROUPS + group);
+    // The two angles of elements 4 * group to 4 * group + 3 of a head: cosine, sine, cosine, sine.
+    __device__ static float4 angles(const Request& request, int position, int group) {
+        return __ldg(reinterpret_cast<const float4*>(request.rotation) + static_cast<long long>(position) * HEAD_GROUPS + group);
+    }
+    __device__ static float4 turned(float4 v, float4 a) {
         return make_float4(fmaf(v.x, a.x, -v.y * a.y), fmaf(v.y, a.x, v.x * a.y), fmaf(v.z, a.z, -v.w * a.w),
                            fmaf(v.w, a.z, v.z * a.w));
     }
-    __device__ float4 turned(float4 v) const { return turned_by(v, w.request, position, w.in_warp); }
     __device__ float4 normed(float4 v, int which) const {  // over the head, which lies in one warp
         if constexpr (!QUERY_KEY_NORM) return v;
         const bool inside = w.in_warp < HEAD_GROUPS;
@@ -50,21 +54,18 @@ struct Attention {
                              : is_value ? QUERY_HEADS + KEY_HEADS + key_head
                                         : key_head * QUERIES_PER_KEY + item;
             const bool inside = w.in_warp < HEAD_GROUPS;
+            const float4 turn = inside ? angles(w.request, position, w.in_warp) : make_float4(0, 0, 0, 0);  // asked for before it waits
             Packet found[1];
             receive(found, [&](int) { return inside; }, [&](int) { return from + head * HEAD_GROUPS + w.in_warp; }, w.epoch(),
                     w.patience(AT_PROJECTED));
             float4 v = inside ? opened(found[0]) : make_float4(0, 0, 0, 0);
             if (!is_value) v = normed(v, is_key);
             if (!inside) continue;
-            if (!is_value) v = turned(v);
+            if (!is_value) v = turned(v, turn);
             if (is_key) {
-                const uint2 bits = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
-                reinterpret_cast<uint2*>(w.shared.token.key)[w.in_warp] = bits;
-                keep_key(task, bits);
+                reinterpret_cast<uint2*>(w.shared.token.key)[w.in_warp] = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
             } else if (is_value) {
-                const uint2 bits = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
-                reinterpret_cast<uint2*>(w.shared.token.value)[w.in_warp] = bits;
-                keep_value(task, bits);
+                reinterpret_cast<uint2*>(w.shared.token.value)[w.in_warp] = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
             } else {
                 // 1.4427 is log2(e): exp(x) is exp2f(1.4427 x).
                 v = times(v, 1.44269504f * rsqrtf(static_cast<float>(HEAD_SIZE)));
@@ -76,6 +77,13 @@ struct Attention {
             }
         }
         math_barrier();
+    }
+    // The token's own key and value go to memory, by the warps that received them, when what the task made of them has been told:
+    // nobody waits for this, and a fence takes its time.
+    __device__ void keep(int task) {
+        if (place_of_block(position / TILE).split != task % SPLITS || w.in_warp >= HEAD_GROUPS) return;
+        if (w.warp == QUERIES_PER_KEY % MATH_WARPS) keep_key(task, reinterpret_cast<const uint2*>(w.shared.token.key)[w.in_warp]);
+        if (w.warp == (QUERIES_PER_KEY + 1) % MATH_WARPS) keep_value(task, reinterpret_cast<const uint2*>(w.shared.token.value)[w.in_warp]);
     }
     __device__ unsigned char* own_block(int task) const {
         return w.request.cache + cache_address(w.request, w.layer, w.lane, task, place_of_block(position / TILE).index);
@@ -145,6 +153,7 @@ struct Attention {
         }
         math_barrier();
         publish_task(task);
+        keep(task);
     }
 
     // The thread's part of the left matrix, upper and lower parts of the same queries.

@@ -28,7 +28,7 @@ struct ChunkAttention : ChunkState {
             }
             key = attention.normed(key, 1);
             if (!inside) continue;
-            key = attention.turned(key);
+            key = Attention::turned(key, Attention::angles(w.request, position, w.in_warp));
             attention.keep_key(task, make_uint2(narrowed(key.x, key.y), narrowed(key.z, key.w)));
             attention.keep_value(task, make_uint2(narrowed(value.x, value.y), narrowed(value.z, value.w)));
         }
@@ -139,7 +139,7 @@ struct ChunkAttention : ChunkState {
                     v = times(times(v, rsqrtf(squares / HEAD_SIZE + w.request.norm_epsilon)),
                               __ldg(reinterpret_cast<const float4*>(scale) + group));
                 }
-                v = times(Attention::turned_by(v, w.request, start + token, group), factor);
+                v = times(Attention::turned(v, Attention::angles(w.request, start + token, group)), factor);
             }
             const unsigned early = narrowed(v.x, v.y), late = narrowed(v.z, v.w);
             const float2 a = widened_pair(early), b = widened_pair(late);
