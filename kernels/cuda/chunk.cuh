@@ -259,7 +259,7 @@ struct Chunk : ChunkAttention {
             publish_tile(
                 first + each, share_of(0, 1), scale,
                 [&](int token, int row) {
-                    return token < count && row < HIDDEN ? embedding_group(w, w.request.prompt[start + token], row / GROUP)
+                    return token < count && row < HIDDEN ? EmbeddingRow(w, w.request.prompt[start + token]).group(row / GROUP)
                                                          : make_float4(0, 0, 0, 0);
                 },
                 [](int, float4 four) { return four; });
