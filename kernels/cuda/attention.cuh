@@ -67,7 +67,7 @@ struct Attention {
             } else if (is_value) {
                 reinterpret_cast<uint2*>(w.shared.token.value)[w.in_warp] = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
             } else {
-                // 1.4427 is log2(e): exp(x) is exp2f(1.4427 x).
+                // 1.4427 is log2(e): exp(x) is exp2_fast(1.4427 x).
                 v = times(v, 1.44269504f * rsqrtf(static_cast<float>(HEAD_SIZE)));
                 const uint2 high = make_uint2(narrowed(v.x, v.y), narrowed(v.z, v.w));
                 const float2 a = widened_pair(high.x), b = widened_pair(high.y);
@@ -196,11 +196,11 @@ struct Attention {
         float top = fmaxf(fmaxf(weight[0], weight[1]), fmaxf(weight[2], weight[3]));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(fmaxf(top, __shfl_xor_sync(~0u, top, 2)), most);
-        const float shrink = exp2f(most - top);
+        const float shrink = exp2_fast(most - top);
         most = top;
         // A block always has a position in sight, so `top` is a score and positions out of sight get exactly 0.
 #pragma unroll
-        for (int i = 0; i < 4; ++i) weight[i] = exp2f(weight[i] - top);
+        for (int i = 0; i < 4; ++i) weight[i] = exp2_fast(weight[i] - top);
         total = total * shrink + ((weight[0] + weight[1]) + (weight[2] + weight[3]));
         const unsigned early = narrowed(weight[0], weight[1]), late = narrowed(weight[2], weight[3]);
         const float2 a = widened_pair(early), b = widened_pair(late);
@@ -243,7 +243,7 @@ struct Attention {
             float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
             for (int each = 0; each < MATH_WARPS; ++each) {
-                const float factor = exp2f(w.shared.token.part_most[each][query] - most);
+                const float factor = exp2_fast(w.shared.token.part_most[each][query] - most);
                 if (group < HEAD_GROUPS)
                     sum = plus(sum, times(w.shared.token.part_mixed[each][query][group], factor));
                 else
@@ -324,7 +324,7 @@ struct Attention {
             float top = most;
 #pragma unroll
             for (int apart = 1; apart < FEW_RUNS; apart *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, apart));
-            const float weight = exp2f(most - top);
+            const float weight = exp2_fast(most - top);
             float total = inside ? side.y * weight : 0.0f;
 #pragma unroll
             for (int apart = 1; apart < FEW_RUNS; apart *= 2) total += __shfl_xor_sync(~0u, total, apart);
@@ -376,7 +376,7 @@ struct Attention {
         float4 sum = make_float4(0, 0, 0, 0);
 
         __device__ void join(float other_most, float other_total, float4 other) {
-            const float top = fmaxf(most, other_most), mine = exp2f(most - top), theirs = exp2f(other_most - top);
+            const float top = fmaxf(most, other_most), mine = exp2_fast(most - top), theirs = exp2f(other_most - top);
             total = total * mine + other_total * theirs;
             sum = plus(times(sum, mine), times(other, theirs));
             most = top;

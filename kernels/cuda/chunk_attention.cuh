@@ -90,10 +90,10 @@ struct ChunkAttention : ChunkState {
             }
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-            const float shrink = exp2f(most - top);
+            const float shrink = exp2_fast(most - top);
             most = top;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) weight[i] = seen[i] ? exp2f(weight[i] - top) : 0.0f;
+            for (int i = 0; i < 4; ++i) weight[i] = seen[i] ? exp2_fast(weight[i] - top) : 0.0f;
             total = total * shrink + ((weight[0] + weight[1]) + (weight[2] + weight[3]));
             const unsigned early = narrowed(weight[0], weight[1]), late = narrowed(weight[2], weight[3]);
             const float2 a = widened_pair(early), b = widened_pair(late);
@@ -124,7 +124,7 @@ struct ChunkAttention : ChunkState {
             values[step] = inside(step) ? reinterpret_cast<const float4*>(from)[step * 4 + column] : make_float4(0, 0, 0, 0);
             squares += sum_of_squares(values[step]);
         }
-        float factor = 1.44269504f * rsqrtf(static_cast<float>(HEAD_SIZE));  // exp(x) is exp2f(1.4427 x)
+        float factor = 1.44269504f * rsqrtf(static_cast<float>(HEAD_SIZE));  // exp(x) is exp2_fast(1.4427 x)
         if constexpr (QUERY_KEY_NORM) {
             squares += __shfl_xor_sync(~0u, squares, 1);
             squares += __shfl_xor_sync(~0u, squares, 2);
@@ -168,7 +168,7 @@ struct ChunkAttention : ChunkState {
             float4 values = make_float4(0, 0, 0, 0);
             for (int each = 0; each < MATH_WARPS; ++each) top = fmaxf(top, w.shared.chunk.row_most[each][each_row]);
             for (int each = 0; each < MATH_WARPS; ++each) {
-                const float factor = exp2f(w.shared.chunk.row_most[each][each_row] - top);
+                const float factor = exp2_fast(w.shared.chunk.row_most[each][each_row] - top);
                 sum += w.shared.chunk.row_total[each][each_row] * factor;
                 values = plus(values, times(w.shared.chunk.attention[each].mixed[each_row][group], factor));
             }

@@ -80,7 +80,7 @@ struct Layer {
             }
         });
     }
-    __device__ static float silu(float x) { return x / (1.0f + __expf(-x)); }
+    __device__ static float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
     // Raw outputs that other lanes sent some layers ago for this worker's rows: (LANES - 1) * OWN_GROUPS at most.
     static constexpr int LETTERS = larger(divide_up((LANES - 1) * OWN_GROUPS, MATH_THREADS), 1);

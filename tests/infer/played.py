@@ -50,6 +50,7 @@ INSTRUCTIONS = (
     ("ld.acquire.gpu.global.u64", "{0} = device::load({1})"),
     ("ld.shared.u32", "{0} = *device::in_shared<unsigned>({1})"),
     ("st.shared.u32", "*device::in_shared<unsigned>({0}) = {1}"),
+    ("ex2.approx.ftz.f32", "{0} = std::exp2({1})"),
     ("%ctaid.x", "{0} = device::block()"),
     ("%tid.x", "{0} = device::thread()"),
     ("fence.", ""),

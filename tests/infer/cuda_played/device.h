@@ -327,6 +327,7 @@ inline unsigned __float2uint_rz(float value) { return value > 0 ? value < 429496
 inline unsigned __float2uint_rn(float value) { return __float2uint_rz(std::nearbyintf(value)); }
 inline unsigned __double2uint_rz(double value) { return value > 0 ? value < 4294967296.0 ? static_cast<unsigned>(value) : ~0u : 0; }
 inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float x, float y) { return x / y; }
 #define __builtin_assume(holds) ((holds) ? static_cast<void>(0) : std::abort())
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 template <class A, class B> constexpr std::common_type_t<A, B> min(A a, B b) { return b < a ? b : a; }
