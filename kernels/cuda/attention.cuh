@@ -18,8 +18,6 @@
 
 namespace laneformer {
 
-constexpr float NEVER = -0x1p100f;  // a score below all others, and still a number, which a packet carries unchanged
-
 struct Attention {
     Worker& w;
     const int position;
@@ -376,7 +374,7 @@ struct Attention {
         float4 sum = make_float4(0, 0, 0, 0);
 
         __device__ void join(float other_most, float other_total, float4 other) {
-            const float top = fmaxf(most, other_most), mine = exp2_fast(most - top), theirs = exp2f(other_most - top);
+            const float top = fmaxf(most, other_most), mine = exp2_fast(most - top), theirs = exp2_fast(other_most - top);
             total = total * mine + other_total * theirs;
             sum = plus(times(sum, mine), times(other, theirs));
             most = top;

@@ -49,6 +49,7 @@ __device__ __forceinline__ void play(Worker& w) {
         w.deadline = nanoseconds() + request.stall_nanoseconds;
         Chunk{{{w, number, number * CHUNK, min(CHUNK, chunked - number * CHUNK)}}, place}.run();
     }
+    if (chunked > 0 && given_up(w)) return;
     for (int at = w.thread; at < 2 * QUERIES_PER_KEY * HEAD_TILES * TILE; at += MATH_THREADS)
         (&w.shared.token.queries[0][0][0])[at] = 0;  // padding of the head stays zero
     for (int at = w.thread; at < HEAD_TILES * TILE; at += MATH_THREADS) w.shared.token.key[at] = w.shared.token.value[at] = 0;
@@ -65,19 +66,19 @@ __device__ __forceinline__ void play(Worker& w) {
         embed(w, token);
         for (w.layer = 0; w.layer < LAYERS; ++w.layer) Layer{w}.run(step);
         w.layer = LAYERS - 1;
-        const bool answers = step >= request.prompt_count - 1;
-        Choice choice{};
-        if (answers || request.all_logits) {
-            float* row = request.all_logits ? request.all_logits + static_cast<long long>(step) * VOCABULARY : nullptr;
-            const bool sampled = answers && request.temperature > 0 && request.limit > 0;
-            choice = HeadPhase{w}.run(row, sampled);
-            if (sampled && choice.usable()) Sampling{w}.choose(choice, request.uniforms[made], made);
-            if (choice.cancelled) outcome = CANCELLED;
-            if (!choice.finite) outcome = NOT_FINITE;
+        // Tokens of a prompt alone are those of a request for all logits, and the last: see chunked_tokens().
+        const bool answers = step >= request.prompt_count - 1 && request.limit > 0, sampled = answers && request.temperature > 0;
+        float* row = request.all_logits ? request.all_logits + static_cast<long long>(step) * VOCABULARY : nullptr;
+        Choice choice = HeadPhase{w}.run(row, sampled);
+        if (sampled && choice.usable()) {
+            Sampling{w}.choose(choice, request.uniforms[made], made);
+            choice.given_up = given_up(w);
         }
+        if (choice.cancelled) outcome = CANCELLED;
+        if (!choice.finite) outcome = NOT_FINITE;
         // What was received may be of any time where the request has been given up: no token of it is told.
-        if (given_up(w) || outcome != FINISHED) break;
-        if (!answers || request.limit == 0) continue;
+        if (choice.given_up || outcome != FINISHED) break;
+        if (!answers) continue;
         token = choice.token;
         if (w.index == 0 && w.thread == 0)
             *const_cast<volatile unsigned long long*>(request.tokens + made) =

@@ -1,7 +1,7 @@
 // The end of a step: what the head multiplies, logits, and the token that all workers agree on.
 //
-// Shared memory: `scores` of the worker's rows, each read by the thread that wrote it; `lane_factor`, by a warp for each lane, and what
-// reduce() needs of each warp, `best` to `flags`: both between two barriers.
+// Shared memory: `scores` of the worker's rows, each read by the thread that wrote it; `lane_factor`, by a warp for each lane, and
+// `best`, what reduce() has of each warp: both between two barriers.
 //
 // Exchanges, by packets: squares of the last layer; what is summed, or normed, over lanes, in shares of the columns; what is best, two
 // packets of each worker to all, see token_packets().
@@ -15,9 +15,9 @@ struct Choice {
     int token;              // the best, until one is sampled
     float best;             // its score, a logit with the penalty
     float raw, log_total;   // its logit, and the logarithm of the sum of all exponentials of logits
-    bool cancelled, finite;
+    bool cancelled, given_up, finite;
 
-    __device__ bool usable() const { return finite && !cancelled; }
+    __device__ bool usable() const { return finite && !cancelled && !given_up; }
 };
 
 struct HeadPhase {
@@ -114,8 +114,7 @@ struct HeadPhase {
         const int tiles = Head::tiles(slice());
         Held<Head> held;
         inputs([&] { w.hold(held, Head::block_start(tiles, 1)); });
-        float best = NEVER, best_raw = NEVER, most = NEVER, total = 0;
-        int best_id = VOCABULARY;
+        Best own;
         const float factor = NORM_IN_HEAD ? w.norm_factor() : 1.0f;
         w.each_block(held, tiles, [&](int start, int rows, int parity) {
             if (w.thread >= rows * TILE) return;
@@ -126,13 +125,10 @@ struct HeadPhase {
             if (all_logits != nullptr) all_logits[id] = logit;
             const float penalised = with_penalty(logit, row);
             if (sampled) *score_of(row) = penalised;
-            if (penalised > best) best = penalised, best_raw = logit, best_id = id;
-            const float top = fmaxf(most, logit);
-            total = total * __expf(most - top) + __expf(logit - top);
-            most = top;
+            if (penalised > own.best) own.best = penalised, own.raw = logit, own.id = id;
+            own.add(logit, 1.0f);
         });
-        send(best, best_raw, best_id, most, total);
-        return collect();
+        return agree(own);
     }
     __device__ float* score_of(int row) const {  // of the worker's rows
         return SCORES_FIT ? w.shared.token.scores + row : w.request.scores + first_row() + row;
@@ -143,36 +139,18 @@ struct HeadPhase {
         return logit > 0 ? logit / penalty : logit * penalty;
     }
 
-    // The larger of two, the lower id where they are equal.
-    __device__ static void better(float& best, float& raw, int& id, float other, float other_raw, int other_id) {
-        if (other > best || (other == best && other_id < id)) best = other, raw = other_raw, id = other_id;
-    }
-    __device__ static void add(float& most, float& total, float other_most, float other_total) {
-        const float top = fmaxf(most, other_most);
-        total = total * __expf(most - top) + other_total * __expf(other_most - top);
-        most = top;
-    }
-    __device__ void reduce(float& best, float& raw, int& id, float& most, float& total, unsigned& flags) {
-#pragma unroll
-        for (int apart = 16; apart; apart /= 2) {
-            better(best, raw, id, __shfl_xor_sync(~0u, best, apart), __shfl_xor_sync(~0u, raw, apart),
-                   __shfl_xor_sync(~0u, id, apart));
-            add(most, total, __shfl_xor_sync(~0u, most, apart), __shfl_xor_sync(~0u, total, apart));
-            flags |= __shfl_xor_sync(~0u, flags, apart);
-        }
-        math_barrier();  // the arrays below have been read by all, the last time round
-        if (w.in_warp == 0) {
-            w.shared.token.best[w.warp] = best, w.shared.token.best_raw[w.warp] = raw, w.shared.token.best_id[w.warp] = id;
-            w.shared.token.most[w.warp] = most, w.shared.token.total[w.warp] = total, w.shared.token.flags[w.warp] = flags;
-        }
-        math_barrier();
-        best = w.shared.token.best[0], raw = w.shared.token.best_raw[0], id = w.shared.token.best_id[0];
-        most = w.shared.token.most[0], total = w.shared.token.total[0], flags = w.shared.token.flags[0];
-#pragma unroll
-        for (int each = 1; each < MATH_WARPS; ++each) {
-            better(best, raw, id, w.shared.token.best[each], w.shared.token.best_raw[each], w.shared.token.best_id[each]);
-            add(most, total, w.shared.token.most[each], w.shared.token.total[each]);
-            flags |= w.shared.token.flags[each];
+    // Best and sums of all threads of the block, the same in each.  All steps are one loop, and its code runs twice a token: what runs
+    // once a token has left the instruction cache by the next.
+    __device__ void reduce(Best& own) {
+#pragma unroll 1
+        for (int apart = WARP / 2, last = 1;; apart = MATH_WARPS / 2, last = 0) {
+#pragma unroll 1
+            for (; apart; apart /= 2) own.join(own.of_neighbour(apart));
+            if (!last) return;
+            math_barrier();  // what is there has been read by all, the last time round
+            if (w.in_warp == 0) w.shared.token.best[w.warp] = own;
+            math_barrier();
+            own = w.shared.token.best[w.in_warp % MATH_WARPS];
         }
     }
     // Two packets of plain words per worker: best, its raw logit, its id; largest raw logit, sum of exponentials, flags.  Steps have
@@ -181,35 +159,37 @@ struct HeadPhase {
     __device__ Packet* token_packets() const {
         return w.packets(TOKEN_AT) + w.step_epoch / EPOCHS_PER_STEP % 2 * TOKEN_PACKETS;
     }
-    __device__ void send(float best, float raw, int id, float most, float total) {
-        w.look_round();
-        unsigned flags = 0;
-        reduce(best, raw, id, most, total, flags);
-        Packet* tokens = token_packets() + 2 * w.index;
-        if (w.thread == 0) store_packet(tokens, __float_as_uint(best), __float_as_uint(raw), id, token_epoch());
-        if (w.thread == 1)
-            store_packet(tokens + 1, __float_as_uint(most), __float_as_uint(total),
-                         w.index == 0 ? atomicOr(&w.shared.cancelled, 0u) : 0, token_epoch());
-    }
     __device__ unsigned token_epoch() const { return w.step_epoch + LAYERS + 1; }
 
-    // What all workers sent comes to the same in every block.
-    __device__ Choice collect() {
-        float best = NEVER, raw = NEVER, most = NEVER, total = 0;
-        int id = VOCABULARY;
-        unsigned flags = 0;
-        if (w.index == LATE_WORKER) __nanosleep(1000000);
-        if (w.thread < ALL_WORKERS) {
-            Packet found[2];
-            if (receive(found, always, [&](int i) { return token_packets() + 2 * w.thread + i; }, token_epoch(), w.patience(AT_TOKEN))) {
-                best = __uint_as_float(found[0].words[0]), raw = __uint_as_float(found[0].words[1]);
-                id = static_cast<int>(found[0].words[2]);
-                most = __uint_as_float(found[1].words[0]), total = __uint_as_float(found[1].words[1]);
-                flags = found[1].words[2];
-            }
+    // What all workers found comes to the same in every block.
+    __device__ Choice agree(Best own) {
+        w.look_round();
+#pragma unroll 1
+        for (int told = 0;; told = 1) {
+            reduce(own);
+            if (told) break;
+            tell(own);
+            own = Best{};
+            if (w.index == LATE_WORKER) __nanosleep(1000000);
+            if (w.thread < ALL_WORKERS) hear(own);
+            if (w.thread == 0 && load_relaxed(&w.request.control->abort)) own.flags |= GIVEN_UP;
         }
-        reduce(best, raw, id, most, total, flags);
-        return {id, best, raw, most + logf(total), (flags & 1) != 0, total > 0 && total < 1e30f && id < VOCABULARY};
+        return {own.id, own.best, own.raw, own.most + logf(own.total), (own.flags & CANCELLED_BY_HOST) != 0,
+                (own.flags & GIVEN_UP) != 0, own.total > 0 && own.total < 1e30f && own.id < VOCABULARY};
+    }
+    __device__ void tell(const Best& own) const {
+        Packet* tokens = token_packets() + 2 * w.index;
+        if (w.thread == 0) store_packet(tokens, __float_as_uint(own.best), __float_as_uint(own.raw), own.id, token_epoch());
+        if (w.thread == 1)
+            store_packet(tokens + 1, __float_as_uint(own.most), __float_as_uint(own.total),
+                         w.index == 0 && atomicOr(&w.shared.cancelled, 0u) ? CANCELLED_BY_HOST : 0, token_epoch());
+    }
+    __device__ void hear(Best& of_worker) const {  // of this thread's number
+        Packet found[2];
+        if (receive(found, always, [&](int i) { return token_packets() + 2 * w.thread + i; }, token_epoch(), w.patience(AT_TOKEN)))
+            of_worker = {__uint_as_float(found[0].words[0]), __uint_as_float(found[0].words[1]), static_cast<int>(found[0].words[2]),
+                         __uint_as_float(found[1].words[0]), __uint_as_float(found[1].words[1]), found[1].words[2]};
+        else of_worker.flags = GIVEN_UP;
     }
 };
 

@@ -352,11 +352,11 @@ private:
         if (w.thread == 0) {
             Packet found[1];
             receive(found, always, [&](int) { return w.packets(CHOSEN_AT); }, epoch(), w.patience(AT_CHOICE));
-            w.shared.token.best_id[0] = static_cast<int>(found[0].words[0]);
-            w.shared.token.best_raw[0] = __uint_as_float(found[0].words[1]);
+            w.shared.token.best[0].id = static_cast<int>(found[0].words[0]);
+            w.shared.token.best[0].raw = __uint_as_float(found[0].words[1]);
         }
         math_barrier();
-        choice.token = w.shared.token.best_id[0], choice.raw = w.shared.token.best_raw[0];
+        choice.token = w.shared.token.best[0].id, choice.raw = w.shared.token.best[0].raw;
     }
 };
 

@@ -4,6 +4,7 @@
 // What orders the uses of an array, and of those that share bytes with it, the file says that uses it.
 #pragma once
 
+#include "best.cuh"
 #include "sampling_memory.cuh"
 
 namespace laneformer {
@@ -33,9 +34,7 @@ struct alignas(16) TokenMemory {
     float scores[SCORES_FIT ? Head::MOST_TILES * TILE : 1];  // of the worker's rows of the head
     float split_share[FEW_MERGED_BY_ALL ? QUERY_HEADS : 1][FEW_RUNS];  // how much a split of a query head counts
     float lane_factor[LANES];
-    float best[MATH_WARPS], best_raw[MATH_WARPS], most[MATH_WARPS], total[MATH_WARPS];
-    int best_id[MATH_WARPS];
-    unsigned flags[MATH_WARPS];
+    Best best[MATH_WARPS];
     SamplingMemory sampling;
 };
 

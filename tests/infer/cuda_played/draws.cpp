@@ -22,17 +22,15 @@ Draws draws;
 Choice best_of(Worker& w, const float* scores) {
     HeadPhase head{w};
     const int tiles = Head::tiles(head.slice());
-    float best = NEVER, most = NEVER, total = 0;
-    int best_id = VOCABULARY;
+    Best own;
     for (int block = 0; block < Head::BLOCKS; ++block) {
         const int row = Head::block_start(tiles, block) * TILE + w.thread, id = head.first_row() + row;
         if (row >= Head::block_start(tiles, block + 1) * TILE || id >= VOCABULARY) continue;
         request.logits[id] = *head.score_of(row) = scores[id];
-        if (scores[id] > best) best = scores[id], best_id = id;
-        HeadPhase::add(most, total, scores[id], 1);
+        if (scores[id] > own.best) own.best = own.raw = scores[id], own.id = id;
+        own.add(scores[id], 1);
     }
-    head.send(best, best, best_id, most, total);
-    return head.collect();
+    return head.agree(own);
 }
 
 void draw_all() {
