@@ -77,7 +77,7 @@ MODELS: dict[str, tuple[LaneformerConfig, tuple[int, ...]]] = {
         ),
         (139,),
     ),
-    "one lane, merged by shares": (shape_config("attention merged by shares", 640), (139, 520)),
+    "one lane, merged by shares": (shape_config("attention merged by shares", 1152), (139, 1030)),
 }
 WORKERS = 2  # per lane
 SHARED_BYTES = 112 * 1024  # so that the ring of pages goes round often

@@ -90,9 +90,9 @@ constexpr int TASKS = KEY_HEADS * SPLITS;
 constexpr int TASK_PACKETS = QUERIES_PER_KEY * (HEAD_GROUPS + 1);  // per query head its sums, and maximum and total
 // Results of attention are merged by every worker for itself, or by shares where a thread would have many packets to read.
 constexpr bool MERGED_BY_SHARES = 2 * MIXED_GROUPS * SPLITS > 16 * MATH_THREADS;
-// Tasks have blocks in turn, RUN_BLOCKS at a time: one by one, or, where merging costs more than reading, a block for each warp,
+// Tasks have blocks in turn, RUN_BLOCKS at a time: one by one, or, where merging costs more than reading, two blocks for each warp,
 // so that a short context has few tasks with anything to merge.
-constexpr int RUN_BLOCKS = MERGED_BY_SHARES ? MATH_WARPS : 1;
+constexpr int RUN_BLOCKS = MERGED_BY_SHARES ? 2 * MATH_WARPS : 1;
 // If they are FEW_RUNS at most, each worker merges all of them, where a thread has few groups of columns: see merge_few().
 constexpr int MIXED_EACH = power_of_two(2 * divide_up(MIXED_GROUPS, MATH_THREADS) - 1);
 constexpr int FEW_RUNS = 4, MIXED_AT_ONCE = 4;

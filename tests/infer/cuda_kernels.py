@@ -84,7 +84,12 @@ SOAK_SIZES: dict[str, Any] = {
 }
 # Configuration and type of the models of soak_cuda.py.
 SOAK: dict[str, tuple[LaneformerConfig, str]] = {
-    "one lane": (LaneformerConfig(**SOAK_SIZES, num_attention_heads=8, num_key_value_heads=4), "bfloat16"),
+    "one lane": (  # beyond 1,024 positions its attention is merged by shares
+        LaneformerConfig(
+            **SOAK_SIZES | {"max_position_embeddings": 1536}, num_attention_heads=8, num_key_value_heads=4
+        ),
+        "bfloat16",
+    ),
     "eight lanes": (
         LaneformerConfig(
             **SOAK_SIZES, num_attention_heads=16, num_key_value_heads=8, num_lanes=8, broadcast_delay=2

@@ -145,7 +145,7 @@ def test_shapes(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("window", [6, 300])
 def test_long_contexts_are_merged_by_shares(window: int) -> None:
-    """1,300 positions are 11 runs of blocks: first every worker merges all of them, later each a share."""
+    """1,300 positions are 6 runs of blocks: first every worker merges all of them, later each a share."""
     config = shape_config("attention merged by shares", 1300, sliding_window=window)
     weights = Rounded(RandomWeights(config))
     ids = [int(token) for token in np.random.default_rng(3).integers(config.vocab_size, size=1300)]

@@ -53,7 +53,7 @@ def test_every_key_in_sight_is_found(name: str, tmp_path: Path) -> None:
     config = MODELS[name]
     done = run(config, split_count(config), tmp_path)
     assert done.returncode == 0, done.stdout
-    assert f"runs of {8 if 'one lane' in name else 1}," in done.stdout
+    assert f"runs of {16 if 'one lane' in name else 1}," in done.stdout
 
 
 @pytest.mark.parametrize("splits", [1, 2, 4, 8, 16])

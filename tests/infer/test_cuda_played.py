@@ -81,6 +81,18 @@ def test_shapes(machine: PlayedMachine, name: str) -> None:
 
 
 @pytest.mark.slow
+def test_long_contexts_are_merged_by_shares(machine: PlayedMachine) -> None:
+    """1,030 positions are 5 runs of blocks, one more than every worker merges for itself."""
+    config = shape_config("attention merged by shares", 1152)
+    weights = Rounded(RandomWeights(config))
+    ids = some_ids(config, 1030)
+    exact = NumpyBackend(weights).logits(ids)[-1]
+    found = [last_logits(engine(config, workers_per_lane=workers), ids) for workers in (1, 3)]
+    np.testing.assert_array_equal(found[1], found[0])
+    assert float(np.abs(found[0] - exact).max()) < CLOSE * float(np.abs(exact).max())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("checksums", [False, True])
 def test_no_order_of_threads_changes_a_bit(machine: PlayedMachine, checksums: bool) -> None:
     config = tiny_config(max_position_embeddings=192)
