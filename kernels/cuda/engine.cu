@@ -70,10 +70,7 @@ __device__ __forceinline__ void play(Worker& w) {
         const bool answers = step >= request.prompt_count - 1 && request.limit > 0, sampled = answers && request.temperature > 0;
         float* row = request.all_logits ? request.all_logits + static_cast<long long>(step) * VOCABULARY : nullptr;
         Choice choice = HeadPhase{w}.run(row, sampled);
-        if (sampled && choice.usable()) {
-            Sampling{w}.choose(choice, request.uniforms[made], made);
-            choice.given_up = given_up(w);
-        }
+        if (sampled && choice.usable()) Sampling{w}.choose(choice, request.uniforms[made], made);
         if (choice.cancelled) outcome = CANCELLED;
         if (!choice.finite) outcome = NOT_FINITE;
         // What was received may be of any time where the request has been given up: no token of it is told.

@@ -161,28 +161,31 @@ struct HeadPhase {
     }
     __device__ unsigned token_epoch() const { return w.step_epoch + LAYERS + 1; }
 
-    // What all workers found comes to the same in every block.
+    // What all workers found comes to the same in every block: also that one of them has waited in vain, and found what it found with
+    // values of any time.  Of its waits before this it knows by `abort`, which is read while the block's best is made out.
     __device__ Choice agree(Best own) {
         w.look_round();
+        const unsigned abort = w.thread == 1 ? load_relaxed(&w.request.control->abort) : 0;
 #pragma unroll 1
         for (int told = 0;; told = 1) {
             reduce(own);
             if (told) break;
-            tell(own);
+            tell(own, abort);
             own = Best{};
             if (w.index == LATE_WORKER) __nanosleep(1000000);
             if (w.thread < ALL_WORKERS) hear(own);
-            if (w.thread == 0 && load_relaxed(&w.request.control->abort)) own.flags |= GIVEN_UP;
         }
         return {own.id, own.best, own.raw, own.most + logf(own.total), (own.flags & CANCELLED_BY_HOST) != 0,
                 (own.flags & GIVEN_UP) != 0, own.total > 0 && own.total < 1e30f && own.id < VOCABULARY};
     }
-    __device__ void tell(const Best& own) const {
+    __device__ void tell(const Best& own, unsigned abort) const {
         Packet* tokens = token_packets() + 2 * w.index;
         if (w.thread == 0) store_packet(tokens, __float_as_uint(own.best), __float_as_uint(own.raw), own.id, token_epoch());
-        if (w.thread == 1)
-            store_packet(tokens + 1, __float_as_uint(own.most), __float_as_uint(own.total),
-                         w.index == 0 && atomicOr(&w.shared.cancelled, 0u) ? CANCELLED_BY_HOST : 0, token_epoch());
+        if (w.thread == 1) {
+            const unsigned cancelled = w.index == 0 && atomicOr(&w.shared.cancelled, 0u) ? CANCELLED_BY_HOST : 0;
+            store_packet(tokens + 1, __float_as_uint(own.most), __float_as_uint(own.total), cancelled | (abort ? GIVEN_UP : 0),
+                         token_epoch());
+        }
     }
     __device__ void hear(Best& of_worker) const {  // of this thread's number
         Packet found[2];

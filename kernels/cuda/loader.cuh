@@ -14,7 +14,7 @@
 //
 // Keys and values of earlier positions come in the same stream.  Those of a token were written by math warps of this block; before
 // there could be a slot for them, those warps have, in this order, written them, fenced (fence.proxy.async: generic writes before
-// asynchronous reads) and let go of a later page.  SLOTS is kept below the pages of a step for that.  Those of a
+// asynchronous reads) and let go of a later page: one of at least 3 * LAYERS that follow within a step, and SLOTS is no more than that.  Those of a
 // prompt's chunks were written by any worker of the lane: `prompt_ready` says that all are there, once, before the first token.
 #pragma once
 

@@ -66,12 +66,17 @@ public:
         fail(control_, STALLED | where_);
         return false;
     }
-    __device__ void torn() { fail(control_, TORN | where_); }
+    __device__ void torn() {
+        fail(control_, TORN | where_);
+        torn_ = true;
+    }
+    __device__ bool was_torn() const { return torn_; }
 
 private:
     Control* control_;
     const unsigned long long deadline_, where_;
     unsigned turns_ = 0;
+    bool torn_ = false;
 };
 
 // A value's bits, rounded to the upper 24.  Infinity and NaN stay what they are.
@@ -155,14 +160,14 @@ __device__ __forceinline__ unsigned ask(Packet (&packets)[COUNT], Wanted wanted,
     return missing;
 }
 
-// Waits for what was asked for.  False where the request has been given up.
+// Waits for what was asked for.  False where the request has been given up, now or before: packets are then of any time.
 template <int COUNT, class At>
 __device__ __forceinline__ bool take(Packet (&packets)[COUNT], unsigned missing, At at, unsigned epoch, Patience patience) {
     for (;;) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
             if ((missing >> i & 1) && arrived(packets[i], epoch, patience)) missing &= ~(1u << i);
-        if (!missing) return true;
+        if (!missing) return !patience.was_torn();
         if (!patience.lasts()) return false;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)

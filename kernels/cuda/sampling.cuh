@@ -49,7 +49,7 @@ struct Sampling {
         const Keys keys{choice.best, KEYS_PER_NAT / scaled, scaled / (request.temperature * KEYS_PER_NAT)};
         const bool counted = request.top_k > 0 && request.top_k < VOCABULARY, sorted = request.top_k > 0 || request.top_p < 1.0f;
         const unsigned least = request.min_p > 0.0f ? max(keys.weight_of(key_of(-logf(request.min_p) / keys.nats)), 1u) : 1u;
-        unsigned long long own = 0, all;
+        unsigned long long own = 0;
         each_own(keys, [&](int, unsigned key) {
             const unsigned weight = keys.weight_of(key);
             if (weight >= least) own += weight;
@@ -58,9 +58,14 @@ struct Sampling {
             atomicAdd(histograms.weight + word, static_cast<unsigned long long>(weight));
             if (counted) atomicAdd(histograms.count[UPPER] + word, 1u);
         });
-        own = sum_over_block(own);
+        // Of sorted tokens the histogram tells what all weigh, but for those that min-p leaves out.
+        const bool summed = !sorted || least > 1;
+        unsigned long long before = 0, all = ~0ull;
+        if (w.thread == 0) w.shared.token.sampling.given_up = 0;  // before the barrier in tell()
+        if (summed) own = sum_over_block(own);
         tell(UPPER, own);
-        const unsigned long long before = hear_sums(UPPER, all);
+        if (summed) before = hear_sums(UPPER, all);
+        else hear(UPPER);
         if (sorted) {
             pick_sorted(keys, histograms, uniform, all, counted);
         } else {
@@ -129,7 +134,8 @@ private:
         unsigned long long value = 0;
         if (w.thread < ALL_WORKERS) {
             Packet found[1];
-            receive(found, always, [&](int) { return told(round) + w.thread; }, epoch(), w.patience(AT_CHOICE));
+            if (!receive(found, always, [&](int) { return told(round) + w.thread; }, epoch(), w.patience(AT_CHOICE)))
+                w.shared.token.sampling.given_up = 1;
             value = static_cast<unsigned long long>(found[0].words[1]) << 32 | found[0].words[0];
             fence();
         }
@@ -234,10 +240,9 @@ private:
     }
 
     // In a bin of the upper half: the token at which the sum over the sorted tokens reaches `least`.
-    __device__ Picked place_in(const Keys& keys, const unsigned* counts, const Found& upper, bool counted, unsigned long long least) {
+    __device__ Picked place_in(const Keys& keys, const unsigned (&count)[OWN_BINS], const Found& upper, bool counted,
+                               unsigned long long least) {
         const unsigned first = upper.bin * BINS + w.thread * OWN_BINS;
-        unsigned count[OWN_BINS];
-        load_line(count, counts);
         const auto mass_of = [&](int i) { return static_cast<unsigned long long>(count[i]) * keys.weight_of(first + i); };
         unsigned long long own_mass = 0, own_count = 0, all;
 #pragma unroll
@@ -269,6 +274,7 @@ private:
         unsigned long long mass = bins.all_mass;
         Found guess{};  // where the pick will be, told before a cut is known exactly: it saves a round
         Picked place{};
+        unsigned counts[OWN_BINS], guessed_counts[OWN_BINS] = {};
 #pragma unroll 1
         for (int level = TOP_K_CUT; level <= PICK; ++level) {
             unsigned long long all = mass, least;
@@ -303,8 +309,13 @@ private:
                 });
                 tell(level, 0);
                 hear(level);
+                load_line(counts, histograms.count[level]);
+                if (guesses) load_line(guessed_counts, histograms.count[GUESS]);  // at once, if it may be needed
+            } else {
+#pragma unroll
+                for (int i = 0; i < OWN_BINS; ++i) counts[i] = guessed_counts[i];
             }
-            place = place_in(keys, histograms.count[guessed ? GUESS : level], upper, level == TOP_K_CUT, least);
+            place = place_in(keys, counts, upper, level == TOP_K_CUT, least);
             mass = place.mass;
         }
         if (place.ties == 1) {
@@ -343,20 +354,23 @@ private:
             before += all;
         }
     }
-    // One packet from the worker that has the token: the token and its logit.
+    // One packet from the worker that has the token: the token, its logit, and whether the worker waited in vain for what it chose by.
     __device__ void tell_choice(int id) const {
-        store_packet(w.packets(CHOSEN_AT), id, __float_as_uint(w.request.logits[id]), 0, epoch());
+        store_packet(w.packets(CHOSEN_AT), id, __float_as_uint(w.request.logits[id]), w.shared.token.sampling.given_up, epoch());
     }
     __device__ void take_choice(Choice& choice) const {
         math_barrier();
         if (w.thread == 0) {
             Packet found[1];
-            receive(found, always, [&](int) { return w.packets(CHOSEN_AT); }, epoch(), w.patience(AT_CHOICE));
-            w.shared.token.best[0].id = static_cast<int>(found[0].words[0]);
-            w.shared.token.best[0].raw = __uint_as_float(found[0].words[1]);
+            const bool taken = receive(found, always, [&](int) { return w.packets(CHOSEN_AT); }, epoch(), w.patience(AT_CHOICE));
+            Best& chosen = w.shared.token.best[0];
+            chosen.id = static_cast<int>(found[0].words[0]);
+            chosen.raw = __uint_as_float(found[0].words[1]);
+            chosen.flags = taken && !found[0].words[2] && !w.shared.token.sampling.given_up ? 0 : GIVEN_UP;
         }
         math_barrier();
-        choice.token = w.shared.token.best[0].id, choice.raw = w.shared.token.best[0].raw;
+        const Best& chosen = w.shared.token.best[0];
+        choice.token = chosen.id, choice.raw = chosen.raw, choice.given_up = chosen.flags != 0;
     }
 };
 

@@ -20,6 +20,7 @@ struct SamplingMemory {
     unsigned long long warp_mass[MATH_WARPS];
     Found found, guess;
     Picked picked;
+    unsigned given_up;  // whether a thread waited in vain, for this token
 };
 
 }  // namespace laneformer
