@@ -258,8 +258,11 @@ private:
                 if (ties == 0) mass += mass_of(i), sum += here;
             }
             const unsigned weight = keys.weight_of(key);
-            const auto rest = static_cast<double>(least - sum - 1);  // whole numbers of less than 53 bits: the quotient is exact
-            const unsigned tie = __double2uint_rz(counted ? rest : rest / weight);
+            unsigned tie = 0;
+            if (ties > 1) {  // mostly there is one: it is spared a division
+                const auto rest = static_cast<double>(least - sum - 1);  // whole numbers of less than 53 bits: the quotient is exact
+                tie = __double2uint_rz(counted ? rest : rest / weight);
+            }
             w.shared.token.sampling.picked = {mass + (tie + 1ull) * weight, key, tie, ties};
         }
         math_barrier();
