@@ -322,9 +322,8 @@ private:
             mass = place.mass;
         }
         if (place.ties == 1) {
-            const HeadPhase head{w};
             each_own(keys, [&](int row, unsigned key) {
-                if (key == place.key) tell_choice(head.first_row() + row);
+                if (key == place.key) tell_choice(row);
             });
             return;
         }
@@ -353,13 +352,17 @@ private:
             const unsigned value = inside ? value_of(keys.of(*head.score_of(row))) : 0;
             unsigned long long all;
             const unsigned long long sum = before + sum_before(value, all);
-            if (sum <= target && target < sum + value) tell_choice(head.first_row() + row);
+            if (sum <= target && target < sum + value) tell_choice(row);
             before += all;
         }
     }
     // One packet from the worker that has the token: the token, its logit, and whether the worker waited in vain for what it chose by.
-    __device__ void tell_choice(int id) const {
-        store_packet(w.packets(CHOSEN_AT), id, __float_as_uint(w.request.logits[id]), w.shared.token.sampling.given_up, epoch());
+    __device__ void tell_choice(int row) const {
+        const HeadPhase head{w};
+        const int id = head.first_row() + row;
+        // Without a penalty the score is the logit, and nearer.
+        const float logit = w.request.repetition_penalty == 1.0f ? *head.score_of(row) : w.request.logits[id];
+        store_packet(w.packets(CHOSEN_AT), id, __float_as_uint(logit), w.shared.token.sampling.given_up, epoch());
     }
     __device__ void take_choice(Choice& choice) const {
         math_barrier();

@@ -162,11 +162,18 @@ def test_a_torn_choice_is_not_told(
 
 
 @pytest.mark.slow
-def test_sampling_is_that_of_any_number_of_workers(machine: PlayedMachine) -> None:
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_sampling_is_that_of_any_number_of_workers(machine: PlayedMachine, penalty: float) -> None:
     config = tiny_config(max_position_embeddings=64)
-    request = Request((1, 2, 3), max_new_tokens=12, temperature=1.0, top_p=0.9, top_k=50, seed=7)
+    options = {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "repetition_penalty": penalty}
+    request = Request((1, 2, 3), max_new_tokens=12, seed=7, **options)  # type: ignore[arg-type]
     one, two = engine(config, workers_per_lane=1), engine(config)
-    assert [token for token, _ in two.decode(request)] == [token for token, _ in one.decode(request)]
+    found = list(one.decode(request))
+    assert [token for token, _ in two.decode(request)] == [token for token, _ in found]
+    token, log_probability = found[-1]
+    logits = one._arrays["logits"].get().view(np.float32).astype(np.float64)
+    # Of the logit itself, whatever the penalty.
+    assert log_probability == pytest.approx(logits[token] - np.log(np.exp(logits).sum()), abs=1e-4)
 
 
 @pytest.mark.slow

@@ -66,6 +66,7 @@ extern "C" int draw(const float* scores, const double* uniforms, int count, floa
     request.packets = packets.data(), request.histograms = histograms.data();
     request.logits = logits.data(), request.scores = kept.data();
     request.control = &control, request.stall_nanoseconds = 60'000'000'000;
+    request.repetition_penalty = 1;
     request.temperature = temperature, request.top_p = top_p, request.min_p = min_p, request.top_k = top_k;
     draws = {scores, uniforms, count, tokens, log_probabilities, 0};
     device::kernel = draw_all;
