@@ -119,7 +119,8 @@ private:
             words[at] = make_uint4(0, 0, 0, 0);
     }
 
-    // A packet of each worker to all others, after whatever it wrote before.
+    // A packet of each worker to all others, after whatever it wrote before.  Its third word is whether the worker waited in vain
+    // for what it wrote by: then whoever reads that has, too.
     __device__ Packet* told(int round) const { return w.packets(TOLD_AT) + static_cast<long long>(round) * ALL_WORKERS; }
     __device__ unsigned epoch() const { return HeadPhase{w}.token_epoch(); }
     __device__ void tell(int round, unsigned long long value) {
@@ -127,15 +128,16 @@ private:
         math_barrier();
         if (w.thread != 0) return;
         fence();
-        store_packet(told(round) + w.index, static_cast<unsigned>(value), static_cast<unsigned>(value >> 32), 0, epoch());
+        const unsigned low = static_cast<unsigned>(value), high = static_cast<unsigned>(value >> 32);
+        store_packet(told(round) + w.index, low, high, w.shared.token.sampling.given_up, epoch());
     }
     // What the worker of this thread's number told, after all have.
     __device__ unsigned long long hear(int round) const {
         unsigned long long value = 0;
         if (w.thread < ALL_WORKERS) {
             Packet found[1];
-            if (!receive(found, always, [&](int) { return told(round) + w.thread; }, epoch(), w.patience(AT_CHOICE)))
-                w.shared.token.sampling.given_up = 1;
+            const bool heard = receive(found, always, [&](int) { return told(round) + w.thread; }, epoch(), w.patience(AT_CHOICE));
+            if (!heard || found[0].words[2]) w.shared.token.sampling.given_up = 1;
             value = static_cast<unsigned long long>(found[0].words[1]) << 32 | found[0].words[0];
             fence();
         }

@@ -20,7 +20,7 @@ struct SamplingMemory {
     unsigned long long warp_mass[MATH_WARPS];
     Found found, guess;
     Picked picked;
-    unsigned given_up;  // whether a thread waited in vain, for this token
+    unsigned given_up;  // whether a thread, of this worker or of one it heard, waited in vain for this token
 };
 
 }  // namespace laneformer

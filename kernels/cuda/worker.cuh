@@ -48,7 +48,7 @@ struct Request {
     float* logits;                  // [VOCABULARY], of the last position
     float* scores;                  // [VOCABULARY], logits with the penalty, where tokens are sampled; each worker's own
     const double* uniforms;         // [limit], in [0, 1), where tokens are sampled
-    struct Histograms* histograms;  // of two tokens, zero at first: see sampling.cuh
+    struct Histograms* histograms;  // of three tokens, zero at first: see sampling.cuh
     unsigned char* chunk_memory;    // see chunk_state.cuh
     unsigned long long* flags;      // [ALL_WORKERS]
     Control* control;

@@ -162,6 +162,34 @@ def test_a_torn_choice_is_not_told(
 
 
 @pytest.mark.slow
+def test_what_a_worker_chose_by_a_torn_packet_is_not_told(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, machine: PlayedMachine
+) -> None:
+    """One worker reads a sum torn, looks for tokens in the wrong place, and others choose without them."""
+    config = tiny_config()
+    request = Request((1, 2), max_new_tokens=6, seed=3, temperature=2.0, top_p=0.9, min_p=0.01)
+    wanted = list(engine(config, checksums=True).decode(request))
+    sources, heard = kernel_sources(), "if (!heard || found[0].words[2])"
+    assert sources["sampling.cuh"].count(heard) == 1
+    sources["sampling.cuh"] = sources["sampling.cuh"].replace(
+        heard,
+        "const bool torn = round == UPPER && epoch() == 2 * EPOCHS_PER_STEP + LAYERS + 1"
+        " && w.index == 1 && w.thread == 0;"
+        "if (torn) { w.patience(AT_CHOICE).torn(); found[0].words[1] ^= 2; }"
+        "if (torn || !heard || found[0].words[2])",
+    )
+    machine.play_on(monkeypatch, folder, sources)
+    torn = engine(config, checksums=True)
+    for machine.seed in range(8):
+        told = []
+        torn._epoch = 0
+        with pytest.raises(LaneformerError, match="checksum"):
+            for each in torn.decode(request):
+                told.append(each)
+        assert told == wanted[:1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 def test_sampling_is_that_of_any_number_of_workers(machine: PlayedMachine, penalty: float) -> None:
     config = tiny_config(max_position_embeddings=64)
